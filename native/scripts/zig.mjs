@@ -1,17 +1,17 @@
-// Zig's C++ compiler, which cross-compiles for any glibc version and processor. It is fetched from
-// PyPI by hash into native/build.
+// Zig's C++ compiler, which compiles for any glibc version and processor. It comes from PyPI, by
+// hash.
 import { existsSync, mkdirSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { nativeRoot, run } from "./compile.mjs";
 
 const VERSION = "0.17.0";
-/** SHA-256 of the wheels for Linux on x86_64 and aarch64. */
+/** The wheels for Linux on x86_64 and aarch64. */
 const SHA256 = [
   "97079827064a7492cce5541ceb438ae8003ce1e54e399676da2d62fb7a5dc08b",
   "d2804f94f54f7fcf8169f4b212a619ad688a4e2e6592e976f0cf2e58e2cd8af3",
 ];
 
-/** The compiler's command and its environment. Installs Zig with pip (101 MB) on first use. */
+/** The compiler's command and environment. The first use installs Zig with pip (101 MB). */
 export async function zig() {
   const build = join(nativeRoot, "build");
   const folder = join(build, `ziglang-${VERSION}`);

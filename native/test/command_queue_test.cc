@@ -6,6 +6,10 @@
 #include <errno.h>
 #include <time.h>
 
+#include <new>
+
+#include "library/failure.h"
+
 using kv::nixl::CommandQueue;
 using std::chrono::microseconds;
 using std::chrono::seconds;
@@ -52,6 +56,26 @@ int main() {
   queue.push([] {});
   expect(slept(queue, seconds(1)) == microseconds(0), "a command waits for a wake-up");
   queue.run_all();
+  int ran = 0;
+  queue.push([] { throw std::bad_alloc(); });
+  queue.push([&] { ++ran; });
+  try {
+    queue.run_all();
+    expect(false, "what a command throws is kept");
+  } catch (const std::bad_alloc&) {
+  }
+  queue.run_all();
+  expect(ran == 1, "a command that throws takes those after it along");
+  for (size_t index = 0; index < CommandQueue::kMaxWaiting; ++index) queue.push([&] { ++ran; });
+  try {
+    queue.push([] {});
+    expect(false, "there is no limit of commands");
+  } catch (const kv::nixl::Failure& failure) {
+    expect(failure.code == "KV_TRANSPORT_UNAVAILABLE", "a command too many has another code");
+  }
+  queue.push([&] { ++ran; }, true);
+  queue.run_all();
+  expect(ran == 2 + static_cast<int>(CommandQueue::kMaxWaiting), "not every command is run");
   queue.stop();
   expect(slept(queue, seconds(1)) == microseconds(0), "an end waits for a wake-up");
   return failures;

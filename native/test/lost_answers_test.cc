@@ -1,9 +1,10 @@
 // Tests drop_lost_answers with a UCX that this program is: one table of a connection and one of a
 // connection that has failed, whose calls are made as UCX's compiled code makes them. Prints each
 // failed expectation and exits with their number.
-#include "ucx/lost_answers.h"
+#include "repairs/lost_answers.h"
 
 #include <stdint.h>
+#include <stdlib.h>
 #include <sys/types.h>
 
 #include <map>
@@ -11,7 +12,8 @@
 #include <string_view>
 #include <vector>
 
-#include "library/replaced_calls.h"
+#include "repairs/repair.h"
+#include "repairs/replaced_calls.h"
 #include "expect.h"
 
 namespace {
@@ -52,7 +54,17 @@ std::map<std::string, void*> entries = {
     {"ucp_ep_err_pending_purge", address(purge_failed)},
     {"ucp_destroyed_ep_pending_purge", address(purge_destroyed)},
 };
+// The system lets no table be changed.
+bool denied = false;
+unsigned minor_version = 20;
+void get_version(unsigned* major, unsigned* minor, unsigned* release) {
+  *major = 1;
+  *minor = minor_version;
+  *release = 0;
+}
+
 const std::map<std::string, void*> functions = {
+    {"ucp_get_version", address(get_version)},
     {"ucs_mpool_put", address(release)},
     {"ucs_empty_function_return_busy", address(busy)},
 };
@@ -82,8 +94,10 @@ std::vector<void**> addresses_in(std::string_view, std::string_view symbol) {
   const auto found = entries.find(std::string(symbol));
   return found == entries.end() ? std::vector<void**>{} : std::vector<void**>{&found->second};
 }
-void replace_calls(std::string_view library, std::string_view symbol, void* replacement) {
-  for (void** const slot : addresses_in(library, symbol)) *slot = replacement;
+bool replace_calls(std::string_view library, std::string_view symbol, void* replacement) {
+  const auto slots = addresses_in(library, symbol);
+  for (void** const slot : slots) set_address(slot, replacement);
+  return !slots.empty() && !denied;
 }
 bool is_loaded(std::string_view) { return true; }
 void* function_of(std::string_view, const char* symbol) {
@@ -91,24 +105,42 @@ void* function_of(std::string_view, const char* symbol) {
   const auto found = entries.find(symbol);
   return found == entries.end() ? nullptr : found->second;
 }
-void set_address(void** slot, void* value) { *slot = value; }
+bool set_address(void** slot, void* value) {
+  if (!denied) *slot = value;
+  return !denied;
+}
 }  // namespace kv::nixl
 
 int main(int argc, char**) {
-  using kv::nixl::take_unknown_ucx;
+  kv::nixl::Repair& repair = kv::nixl::ucx_lost_answers;
   for (size_t index = 0; index < 29; ++index) table_of_failed[index] = address(failed);
   table_of_failed[1] = table_of_failed[8] = address(failed_copied);
   table_of_failed[24] = address(busy);
   // With an argument, the table of a connection that has failed is another than this code knows.
   if (argc > 1) table_of_failed[8] = address(failed);
   const auto before = entries;
+  using State = kv::nixl::Repair::State;
+  if (argc == 1) {
+    setenv("KV_NIXL_REPAIRS_OFF", "ucx-listener,ucx-lost-answers", 1);
+    kv::nixl::drop_lost_answers();
+    expect(repair.state() == State::off && entries == before, "a repair that is switched off changes nothing");
+    unsetenv("KV_NIXL_REPAIRS_OFF");
+    minor_version = 24;
+    kv::nixl::drop_lost_answers();
+    expect(repair.state() == State::failed && entries == before, "F5: a version that is not known is not changed");
+    minor_version = 20;
+    denied = true;
+    kv::nixl::drop_lost_answers();
+    expect(repair.state() == State::failed && repair.take_failure(), "F5: a table that the system does not let be changed is told");
+    denied = false;
+  }
   kv::nixl::drop_lost_answers();
   if (argc > 1) {
     expect(entries == before, "nothing is changed in a UCX that is not as expected");
-    expect(take_unknown_ucx() && !take_unknown_ucx(), "a UCX that is not as expected is told once");
+    expect(repair.take_failure() && !repair.take_failure(), "a UCX that is not as expected is told once");
     return failures;
   }
-  expect(!take_unknown_ucx(), "UCX is as expected");
+  expect(!repair.take_failure() && repair.state() == kv::nixl::Repair::State::holds, "UCX is as expected");
 
   Request request;
   request.waiting.send = send_read_answer;

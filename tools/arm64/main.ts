@@ -72,10 +72,15 @@ function fetchTools(): void {
 }
 
 async function buildFake(target: string): Promise<void> {
-  const { compiler, env } = await zig();
+  const {
+    compiler: [program, ...first],
+    env,
+  } = await zig();
   const units = sourcesIn("fake/nixl").filter((file) => file.endsWith(".cc"));
   const flags = [...COMMON_FLAGS, "-O1", `-I${join(nativeRoot, "src")}`];
-  await run([...compiler, "-target", target, ...flags, ...units, ...LINK, "-o", FAKE], { env });
+  await run([program, ...first, "-target", target, ...flags, ...units, ...LINK, "-o", FAKE], {
+    env,
+  });
 }
 
 const platform = PLATFORMS.find(({ name }) => name === "linux-arm64-gnu");

@@ -1,4 +1,4 @@
-import { setTimeout } from "node:timers/promises";
+import { type Clock, systemClock } from "@kv/interface";
 import { type CompletionOutcome, complete } from "../../apps/demo/src/run/completion-client.js";
 
 /** Conversations that are held at once; each turn has all before it in its prompt. */
@@ -13,49 +13,36 @@ export interface Traffic {
   readonly pauseMs: number;
 }
 
-export interface EndedTurn extends CompletionOutcome {
-  readonly conversation: number;
-  readonly turn: number;
-  readonly promptTokens: number;
-  /** Tokens of the prompt whose KV no D has from the turn before. */
-  readonly newTokens: number;
-  readonly startedAtMs: number;
-  readonly endedAtMs: number;
-  readonly tokenMs: number;
-}
+export type EndedTurn = Awaited<ReturnType<typeof converse>>[number];
 
-export interface Client {
-  send(prompt: readonly number[], maxTokens: number): Promise<CompletionOutcome>;
-  now(): number;
-  sleep(ms: number): Promise<unknown>;
-}
+/** @throws The errors of the request. */
+export type Send = (prompt: readonly number[], maxTokens: number) => Promise<CompletionOutcome>;
 
-export function clientOf(url: string, name: string): Client {
+export function sendTo(url: string, name: string): Send {
   let sent = 0;
-  return {
-    send: (promptTokens, maxTokens) =>
-      complete({ url, requestId: `${name}-${++sent}`, promptTokens, maxTokens }),
-    now: () => performance.now(),
-    sleep: (ms) => setTimeout(ms),
-  };
+  return (promptTokens, maxTokens) =>
+    complete({ url, requestId: `${name}-${++sent}`, promptTokens, maxTokens });
 }
 
-/** Holds all conversations; none shares its own part with another, or with one of another `seed`. */
+/** None shares its own part with another, or with one of another `seed`. */
 export async function converse(
-  client: Client,
+  send: Send,
   traffic: Traffic,
   seed: number,
-): Promise<EndedTurn[]> {
+  clock: Clock = systemClock(),
+) {
   const { conversations, turns, addedTokens, outputTokens, pauseMs } = traffic;
+  const sleep = (ms: number) =>
+    new Promise<void>((resolve) => void clock.setTimer(resolve, ms, { ref: true }));
   const shared = tokens(traffic.sharedTokens ?? 0, seed, 0);
-  const ended: EndedTurn[] = [];
   const one = async (conversation: number) => {
-    await client.sleep((conversation * pauseMs) / conversations);
+    const ended = [];
+    await sleep((conversation * pauseMs) / conversations);
     let prompt = [...shared, ...tokens(traffic.firstTokens, seed, conversation + 1)];
     let heldTokens = 0;
     for (let turn = 1; turn <= turns; turn += 1) {
-      const startedAtMs = client.now();
-      const outcome = await client.send(prompt, outputTokens);
+      const startedAtMs = clock.now();
+      const outcome = await send(prompt, outputTokens);
       ended.push({
         ...outcome,
         conversation,
@@ -63,7 +50,7 @@ export async function converse(
         promptTokens: prompt.length,
         newTokens: prompt.length - heldTokens,
         startedAtMs,
-        endedAtMs: client.now(),
+        endedAtMs: clock.now(),
         tokenMs: (outcome.totalMs - outcome.ttftMs) / (outputTokens - 1),
       });
       // D has not computed the KV of an answer's last token.
@@ -71,11 +58,12 @@ export async function converse(
       const added = addedTokens[(turn + conversation) % addedTokens.length] ?? 0;
       const next = tokens(added, seed, 1000 * turn + conversation + 17);
       prompt = [...prompt, ...outcome.tokens, ...next];
-      await client.sleep(pauseMs);
+      await sleep(pauseMs);
     }
+    return ended;
   };
-  await Promise.all(Array.from({ length: conversations }, (_, conversation) => one(conversation)));
-  return ended;
+  const all = Array.from({ length: conversations }, (_, conversation) => one(conversation));
+  return (await Promise.all(all)).flat();
 }
 
 /** Tokens that no other `part`, and none of another `seed`, begins with. */

@@ -1,18 +1,10 @@
 import { startCluster } from "../../apps/demo/src/cluster/cluster.js";
 import type { ClusterOptions } from "../../apps/demo/src/cluster/cluster-plan.js";
 import { jsonLog } from "../../apps/demo/src/processes/json-log.js";
-import { type CompletionOutcome, complete } from "../../apps/demo/src/run/completion-client.js";
+import { type Send, sendTo } from "./conversations.js";
 
 export interface Deployment {
-  /**
-   * Sends a request through the proxy, or to P alone.
-   * @throws The errors of the request.
-   */
-  send(
-    prompt: readonly number[],
-    maxTokens: number,
-    to?: "proxy" | "P",
-  ): Promise<CompletionOutcome>;
+  readonly send: Readonly<Record<"proxy" | "P", Send>>;
   /** Waits for work. A virtual clock stands still otherwise. */
   settled<T>(work: Promise<T>): Promise<T>;
   close(): Promise<void>;
@@ -34,15 +26,14 @@ export const ONE_PAIR = {
 export const SIMULATED = { layers: 4, kvHeads: 4, headDim: 64, maxModelLen: 4096 } as const;
 
 /**
- * What the simulated model writes is freed after it was copied into the pool. The C library keeps
- * such memory, so that a forward pass does not wait for new pages, as on an accelerator.
+ * The C library keeps freed memory, so that a forward pass does not wait for new pages, as on an
+ * accelerator.
  */
 const KEEP_FREED_MEMORY = {
   MALLOC_MMAP_THRESHOLD_: `${1 << 30}`,
   MALLOC_TRIM_THRESHOLD_: `${1 << 30}`,
 };
 
-/** The proxy, P and D of the demo over NIXL, each in its own process. */
 export async function openProcesses(
   options: Omit<ClusterOptions, "transport">,
 ): Promise<Deployment> {
@@ -51,11 +42,11 @@ export async function openProcesses(
     { ...options, transport: "nixl" },
     { log: jsonLog("error"), logLevel: "error" },
   );
-  const urls = { proxy: cluster.proxy.url, P: cluster.prefills[0]?.url ?? "" };
-  let sent = 0;
   return {
-    send: (promptTokens, maxTokens, to = "proxy") =>
-      complete({ url: urls[to], requestId: `bench-${++sent}`, promptTokens, maxTokens }),
+    send: {
+      proxy: sendTo(cluster.proxy.url, "bench"),
+      P: sendTo(cluster.prefills[0]?.url ?? "", "bench-p"),
+    },
     settled: (work) => work,
     close: () => cluster.close(),
   };

@@ -1,8 +1,7 @@
-// What one client, publisher or peer does at full size, in a process of its own, so that it does
-// not delay who measures. Each line of its input is `{ attack, target }`, or `{}` to stop, and is
-// answered with the endpoint of its publisher when that is done.
+// What one publisher or peer does at full size. Each line of the input is `{ attack, target
+// }`, or `{}` to stop, and is answered with the endpoint of the publisher.
 import { once } from "node:events";
-import { type AddressInfo, createServer } from "node:net";
+import { createServer } from "node:net";
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
 import { nixlTransport } from "@kv/nixl";
@@ -15,53 +14,20 @@ import {
   encodePushRegistration,
 } from "@kv/protocol";
 import { zmqSideChannel } from "@kv/side-channel";
-import { SMALL, send } from "./fairness.js";
+import { listening } from "@kv/testing/http/listening";
 
 type Attack = (target: string, publisher: Publisher, signal: AbortSignal) => Promise<void>;
 
-const bodyOf = (members: object) =>
-  Buffer.from(JSON.stringify({ model: "m", ...members, max_tokens: 1, stream: true }));
-
-async function pour(
-  url: string,
-  body: Uint8Array<ArrayBuffer>,
-  signal: AbortSignal,
-): Promise<void> {
-  while (!signal.aborted)
-    await send(url, body, signal).catch((error: unknown) => {
-      if (!signal.aborted) throw error;
-    });
-}
-
 const ATTACKS: Readonly<Record<string, Attack>> = {
-  "KV events of 100,000 blocks, and their end": async (_url, publisher, signal) => {
+  "KV events of 100,000 blocks, and their end": async (_port, publisher, signal) => {
     publisher.pour(signal);
     await once(signal, "abort");
-  },
-  "bodies of 225 KB with n: 256": async (url, _publisher, signal) => {
-    await pour(url, bodyOf({ prompt: "x".repeat(225_000), n: 256 }), signal);
-  },
-  "bodies of 2,000,000 token ids": async (url, _publisher, signal) => {
-    await pour(url, bodyOf({ prompt: Array(2_000_000).fill(7) }), signal);
-  },
-  "8 clients that leave after 10 ms": async (url, _publisher, signal) => {
-    const leave = async () => {
-      while (!signal.aborted) {
-        const leaving = AbortSignal.timeout(10);
-        await send(url, SMALL, leaving).catch(() => {});
-        await sleep(10);
-      }
-    };
-    await Promise.all(Array.from({ length: 8 }, leave));
   },
   "registrations of 700,000 blocks": (port, _publisher, signal) => register(port, signal),
 };
 
-/**
- * An agent that registers blocks at the P whose side channel is at `port`, for requests that never
- * come.
- */
-async function register(port: string, signal: AbortSignal): Promise<void> {
+/** Registers blocks at the P whose side channel is at `port`, for requests that never come. */
+async function register(port: string, signal: AbortSignal) {
   const sideChannel = zmqSideChannel();
   const frames = [encodeHandshakeRequest({ ppRank: 0, tpRank: 0 })];
   const to = { host: "127.0.0.1", port: Number(port), frames, timeoutMs: 5000 };
@@ -99,9 +65,7 @@ interface Publisher {
   pour(signal: AbortSignal): void;
 }
 
-/**
- * A PUB that sends valid batches as fast as they are read: 100,000 blocks, then that all are gone.
- */
+/** 100,000 blocks, then that all are gone, as fast as they are read. */
 async function startPublisher(): Promise<Publisher> {
   const blocks = {
     type: "BlockStored",
@@ -135,10 +99,9 @@ async function startPublisher(): Promise<Publisher> {
       }
     };
     socket.on("drain", pour);
-  }).listen(0, "127.0.0.1");
-  await once(server, "listening");
+  });
   return {
-    endpoint: `tcp://127.0.0.1:${(server.address() as AddressInfo).port}`,
+    endpoint: `tcp://127.0.0.1:${await listening(server)}`,
     pour(signal) {
       pouring = signal;
       pour();

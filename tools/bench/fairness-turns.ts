@@ -1,5 +1,5 @@
-// Imported before the program that is measured: tells its parent twice a second how much processor
-// time, in ms, its main thread took at most between two chances of other work.
+// Imported before the measured program: tells its parent how much processor time its main thread
+// took at most between two chances of other work.
 import { readFileSync } from "node:fs";
 import { isMainThread } from "node:worker_threads";
 

@@ -1,53 +1,48 @@
-// Attacks with a clock: whether one client, publisher or peer at full size delays others. `/health`
-// and small requests beside each, against the idle process of the same run.
+// Whether one publisher or peer at full size delays others, against the idle process of the
+// same run.
+
 import { type ChildProcess, fork } from "node:child_process";
+import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
-import { fileURLToPath } from "node:url";
+import { freePort } from "@kv/testing/http/listening";
 import { linePeer } from "../clients/python.js";
-import { firstLine, freePort } from "./child-processes.js";
+import { startEngines } from "./arena/engines.js";
+import { firstLine } from "./child-processes.js";
 import { alone, percentile, type Row, rowOf } from "./report.js";
 import type { Run } from "./run.js";
 
 const PHASE_MS = 5000;
-/** Of the p99 of the idle process. */
 const MOST_TIMES = 5;
 const MOST_TURN_MS = 50;
-const script = (name: string) => fileURLToPath(new URL(name, import.meta.url));
+const script = (name: string) => join(import.meta.dirname, name);
 const TSX = ["--import", "tsx"];
 
-export const SMALL = JSON.stringify({
+const SMALL = JSON.stringify({
   model: "m",
   prompt: "a few words",
   max_tokens: 4,
   stream: true,
 });
 
-/**
- * Gets `/health`, or posts a completion.
- * @throws A status that is not 200.
- */
-export async function send(
-  url: string,
-  body?: string | Uint8Array<ArrayBuffer>,
-  signal: AbortSignal | null = null,
-): Promise<void> {
+/** @throws A status that is not 200. */
+async function send(url: string, body?: string): Promise<void> {
   const headers = { "content-type": "application/json" };
   const answer =
     body === undefined
-      ? await fetch(`${url}/health`, { signal })
-      : await fetch(`${url}/v1/completions`, { method: "POST", headers, body, signal });
+      ? await fetch(`${url}/health`)
+      : await fetch(`${url}/v1/completions`, { method: "POST", headers, body });
   await answer.arrayBuffer();
   if (answer.status !== 200) throw new Error(`status ${answer.status}`);
 }
 
 interface Victim {
   readonly url: string;
-  /** What the attacker is told: the URL of its HTTP, or the port of its side channel. */
+  /** The URL of the HTTP, or the port of the side channel. */
   readonly target: string;
   readonly small: string;
-  /** The longest turns of its event loop, in ms, of each half second. */
+  /** The longest turn of the event loop, in ms, of each half second. */
   readonly turns: number[];
-  /** What it took while nothing was done to it, before each attack. */
+  /** Before each attack. */
   readonly idle: Measured[];
 }
 
@@ -70,9 +65,10 @@ async function measure({ url, small }: Victim, forMs: number): Promise<Measured>
   return times;
 }
 
-export async function fairness(run: Run): Promise<readonly Row[]> {
+export async function fairness(run: Run) {
+  // Their HTTP is in C: busy engines would make the small requests wait.
+  await using engines = await startEngines("0,1", 2);
   const children: ChildProcess[] = [];
-  /** Starts a program. Resolves with its first line, and its turns as it tells them. */
   const start = async (name: string, ...args: string[]) => {
     const turns: number[] = [];
     const child = fork(script(name), args, {
@@ -82,31 +78,33 @@ export async function fairness(run: Run): Promise<readonly Row[]> {
     children.push(child);
     return { line: await firstLine(child), turns };
   };
-  // An attacker has a machine of its own. Here it gets what the others leave of the cores.
+  const demo = async (role: string, config: object) => {
+    const flags = ["--log-level", "silent", "--config", JSON.stringify(config)];
+    const { line, turns } = await start("../../apps/demo/dist/main.js", role, ...flags);
+    return { url: (JSON.parse(line) as { url: string }).url, turns };
+  };
+  // Here an attacker gets what the others leave of the cores.
   const attacker = linePeer("nice", [process.execPath, ...TSX, script("./fairness-attacks.ts")]);
   const endpoint = await attacker.ask<string>({});
   const victims = {
     async proxy(): Promise<Victim> {
-      // Two P and two D, whose HTTP is in C: busy engines would make the small requests wait, and
-      // not the proxy.
-      const urls: string[] = [];
-      for (let pair = 0; pair < 2; pair += 1) {
-        const { line } = await start("./fast-upstream.ts");
-        const { prefill, decode } = JSON.parse(line) as Record<string, number>;
-        urls.push(`http://127.0.0.1:${prefill}`, `http://127.0.0.1:${decode}`);
-      }
-      const { line: url, turns } = await start("./fairness-proxy.ts", ...urls, endpoint);
+      const [prefill, otherPrefill] = engines.prefills;
+      const { url, turns } = await demo("proxy", {
+        port: 0,
+        prefillers: [{ url: prefill }, { url: otherPrefill, kvEvents: endpoint }],
+        decoders: engines.decodes,
+        routing: { prefill: "prefix-aware", decode: "round-robin" },
+        pairing: { mode: "off" },
+      });
       return { url, target: url, small: SMALL, turns, idle: [] };
     },
     async engine(): Promise<Victim> {
-      const port = await freePort();
+      const sideChannelPort = await freePort();
       const kvTransferConfig = { kv_connector: "NixlPushConnector", kv_role: "kv_producer" };
-      const config = JSON.stringify({ sideChannelPort: port, kvTransferConfig });
-      const flags = ["--log-level", "silent", "--port", "0", "--config", config];
-      const { line, turns } = await start("../../apps/demo/dist/main.js", "prefill", ...flags);
-      const { url } = JSON.parse(line) as { url: string };
+      const config = { port: 0, sideChannelPort, kvTransferConfig };
       const small = JSON.stringify({ prompt: [1, 2, 3], max_tokens: 1 });
-      return { url, target: String(port), small, turns, idle: [] };
+      const target = String(sideChannelPort);
+      return { ...(await demo("prefill", config)), target, small, idle: [] };
     },
   };
   const running = new Map<keyof typeof victims, Victim>();
@@ -136,9 +134,6 @@ export async function fairness(run: Run): Promise<readonly Row[]> {
   };
   const parts = {
     events: attack("KV events of 100,000 blocks, and their end", "proxy"),
-    choices: attack("bodies of 225 KB with n: 256", "proxy"),
-    tokens: attack("bodies of 2,000,000 token ids", "proxy"),
-    leaving: attack("8 clients that leave after 10 ms", "proxy"),
     registrations: attack("registrations of 700,000 blocks", "engine"),
   };
   try {

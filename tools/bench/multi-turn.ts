@@ -1,10 +1,9 @@
-// What a turn costs that is read back from D (kv-proxy --readback), against the same router without
-// it. `links`: in virtual time, with the times of a model of 8 billion parameters; `live`: vLLM
-// 0.33 on the CPU.
-import { type Log, type LogFields, silentLog } from "@kv/interface";
+// What a turn costs that is read back from D (kv-proxy --readback). `links`: in virtual time, with
+// the times of a model of 8 billion parameters; `live`: vLLM 0.33 on the CPU.
+import { type LogFields, silentLog } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
 import { startVllm, type VllmServer } from "../vllm/server.js";
-import { clientOf, converse, type EndedTurn, type Traffic } from "./conversations.js";
+import { converse, type EndedTurn, sendTo, type Traffic } from "./conversations.js";
 import { BLOCK_TOKENS } from "./deployments.js";
 import { median, type Row, rowOf } from "./report.js";
 import type { Run } from "./run.js";
@@ -29,28 +28,22 @@ const READBACK = {
   kv_recompute_threshold: 16,
   decoder_kv_blocks_ttl: 480,
 };
-/** Wanted: in so many further turns P computes the new tokens and less than a block. */
+/** Of further turns, in which P computes the new tokens and less than a block. */
 const NEW_ONLY_SHARE = 0.99;
-/** D's time for each further token grows by at most this, and it loses at most this throughput. */
+/** Of D with readback. */
 const [DECODE_RATIO, THROUGHPUT_RATIO] = [1.03, 0.97];
 const LENGTHS = [1000, 2000, 4000, 8000];
 
-interface Served {
-  readonly readback?: string;
-  readonly readbackTokens?: number;
-}
-
 interface Held {
   readonly turns: readonly EndedTurn[];
-  readonly records: ReadonlyMap<string, Served>;
-  /** Prompt tokens that P has computed, by its metrics. */
+  readonly records: ReadonlyMap<string, LogFields>;
   readonly computed: number;
 }
 
-function recordRequests(): { readonly records: Map<string, Served>; readonly log: Log } {
-  const records = new Map<string, Served>();
+function recordRequests() {
+  const records = new Map<string, LogFields>();
   const info = (event: string, fields: LogFields = {}) => {
-    if (event === "request-done") records.set(String(fields["requestId"]), fields as Served);
+    if (event === "request-done") records.set(String(fields["requestId"]), fields);
   };
   return { records, log: { ...silentLog, info } };
 }
@@ -63,16 +56,19 @@ function computedTokens(metrics: string): number {
   );
 }
 
-/** The rows of the same conversations with readback and without, those of turns after the first. */
-function rowsOf(name: string, on: Held, off: Held, blockTokens: number, wanted?: number): Row[] {
+/** Turns after the first, with readback and without. */
+function rowsOf(name: string, on: Held, off: Held, blockTokens: number, wanted?: number) {
   const further = (held: Held, [above, most] = [0, Number.POSITIVE_INFINITY]) =>
     held.turns.filter(
       ({ turn, promptTokens }) => turn > 1 && promptTokens > above && promptTokens <= most,
     );
-  const ttft = (what: string, turns: readonly (readonly EndedTurn[])[]): Row => {
-    const [ours = 0, theirs = 0] = turns.map((some) => median(some.map(({ ttftMs }) => ttftMs)));
-    return rowOf(what, [`${ours.toFixed(1)} ms`, `${theirs.toFixed(1)} ms`], ours / theirs);
-  };
+  const ttft = (what: string, turns: readonly (readonly EndedTurn[])[]): Row =>
+    figures(
+      what,
+      turns.map((some) => median(some.map(({ ttftMs }) => ttftMs))),
+      " ms",
+      1,
+    );
   const lengths = LENGTHS.flatMap((most, at) => {
     const turns = [on, off].map((held) => further(held, [LENGTHS[at - 1] ?? 0, most]));
     const what = `${name}: TTFT of further turns of up to ${most} tokens`;
@@ -81,7 +77,7 @@ function rowsOf(name: string, on: Held, off: Held, blockTokens: number, wanted?:
   const all = further(on);
   const newOnly = all.filter(({ requestId, promptTokens, newTokens }) => {
     const { readback, readbackTokens = 0 } = on.records.get(requestId) ?? {};
-    return readback === "used" && promptTokens - readbackTokens < newTokens + blockTokens;
+    return readback === "used" && promptTokens - Number(readbackTokens) < newTokens + blockTokens;
   }).length;
   return [
     ttft(`${name}: TTFT of turns after the first`, [all, further(off)]),
@@ -93,15 +89,23 @@ function rowsOf(name: string, on: Held, off: Held, blockTokens: number, wanted?:
       ">=",
       wanted,
     ),
-    rowOf(
-      `${name}: tokens that P computed`,
-      [`${on.computed}`, `${off.computed}`],
-      on.computed / off.computed,
-    ),
+    figures(`${name}: tokens that P computed`, [on.computed, off.computed], "", 0),
   ];
 }
 
-async function links({ short }: Run): Promise<readonly Row[]> {
+function figures(
+  what: string,
+  [on = Number.NaN, off = Number.NaN]: readonly number[],
+  unit: string,
+  digits: number,
+  relation?: "<=" | ">=",
+  bound?: number,
+): Row {
+  const show = (value: number) => `${value.toFixed(digits)}${unit}`;
+  return rowOf(what, [show(on), show(off)], on / off, relation, bound);
+}
+
+async function links({ short }: Run) {
   const rows: Row[] = [];
   for (const linkGbits of short ? [100] : LINKS_GBITS)
     for (const prefillCaches of [false, true]) {
@@ -125,56 +129,37 @@ async function onLink(
   traffic: Traffic,
 ): Promise<Held> {
   const { records, log } = recordRequests();
-  const deployment = await openVirtual({
+  await using deployment = await openVirtual({
     linkGbits,
     hopMs: HOP_MS,
     prefillCaches,
     decodeStepMs: DECODE_STEP_MS,
     cluster: { cacheTokens: 240_000, extraConfig: isOn ? READBACK : {} },
     proxy: isOn ? { readback: { cachePercent: 40, minTokens: 16 } } : {},
-    requestDone: (fields) => log.info("request-done", fields),
+    info: log.info,
   });
-  try {
-    const { clock, send, settled } = deployment;
-    const sleep = (ms: number) =>
-      new Promise<void>((resolve) => void clock.setTimer(resolve, ms, { ref: true }));
-    const computed = async () => computedTokens(await deployment.prefillMetrics());
-    const before = await computed();
-    const turns = await settled(converse({ send, sleep, now: () => clock.now() }, traffic, 1));
-    return { turns, records, computed: (await computed()) - before };
-  } finally {
-    await deployment.close();
-  }
+  const { clock, send, settled, prefillMetrics } = deployment;
+  const before = computedTokens(await prefillMetrics());
+  const turns = await settled(converse(send.proxy, traffic, 1, clock));
+  return { turns, records, computed: computedTokens(await prefillMetrics()) - before };
 }
 
-function decodeRows(name: string, on: readonly EndedTurn[], off: readonly EndedTurn[]): Row[] {
+function decodeRows(name: string, on: readonly EndedTurn[], off: readonly EndedTurn[]) {
   const tokenMs = (turns: readonly EndedTurn[]) => median(turns.map((turn) => turn.tokenMs));
   const tokensPerSecond = (turns: readonly EndedTurn[]) => {
     const startMs = Math.min(...turns.map(({ startedAtMs }) => startedAtMs));
     const endMs = Math.max(...turns.map(({ endedAtMs }) => endedAtMs));
     return (1000 * turns.length * AGENTS.outputTokens) / (endMs - startMs);
   };
-  const [ours, theirs] = [tokenMs(on), tokenMs(off)];
-  const [rate, rateOff] = [tokensPerSecond(on), tokensPerSecond(off)];
+  const further = `${name}: D's time for each further token`;
+  const rate = `${name}: D's tokens a second`;
   return [
-    rowOf(
-      `${name}: D's time for each further token`,
-      [`${ours.toFixed(2)} ms`, `${theirs.toFixed(2)} ms`],
-      ours / theirs,
-      "<=",
-      DECODE_RATIO,
-    ),
-    rowOf(
-      `${name}: D's tokens a second`,
-      [rate.toFixed(0), rateOff.toFixed(0)],
-      rate / rateOff,
-      ">=",
-      THROUGHPUT_RATIO,
-    ),
+    figures(further, [tokenMs(on), tokenMs(off)], " ms", 2, "<=", DECODE_RATIO),
+    figures(rate, [tokensPerSecond(on), tokensPerSecond(off)], "", 0, ">=", THROUGHPUT_RATIO),
   ];
 }
 
-/** Blocks of vLLM on the CPU, of the tiny model: D keeps the last turn of each conversation. */
+/** D keeps the last turn of each conversation. */
 const VLLM = { blockTokens: 32, blocks: 4000, blockBytes: 131_072 } as const;
 /** The tiny model has 2,048, which 20 turns do not fit in. */
 const MAX_MODEL_LEN = 8192;
@@ -187,17 +172,14 @@ const VLLM_ARGS = [
   JSON.stringify({ max_position_embeddings: MAX_MODEL_LEN }),
 ];
 
-/**
- * Through a P (without a prefix cache) and a D of vLLM 0.33: with readback; and, without the
- * setting at vLLM and at the router, through another pair. Then P answers them alone.
- */
-async function live({ short }: Run): Promise<readonly Row[]> {
+/** The pair without the setting is another one. Then P answers alone. */
+async function live({ short }: Run) {
   const traffic = short ? SHORT : AGENTS;
   const extra = { ...READBACK, kv_recompute_threshold: VLLM.blockTokens };
   const on = await withVllm(extra, (p, d) => throughVllm(traffic, p, d, true));
   const { off, reference } = await withVllm({}, async (p, d) => ({
     off: await throughVllm(traffic, p, d, false),
-    reference: await converse(clientOf(p.url, "alone"), traffic, 1),
+    reference: await converse(sendTo(p.url, "alone"), traffic, 1),
   }));
   const answerOf = ({ conversation, turn, tokens }: EndedTurn) =>
     `${conversation} ${turn} ${tokens.join()}`;
@@ -245,12 +227,12 @@ async function throughVllm(
   });
   const { url } = await proxy.listen({ port: 0 });
   const computed = async () => computedTokens(await (await fetch(`${p.url}/metrics`)).text());
-  const warmUp = clientOf(url, "warm-up");
+  const warmUp = sendTo(url, "warm-up");
   const handshake = () => converse(warmUp, { ...SHORT, conversations: 1, turns: 2 }, 2);
   // The first handshake may take longer than vLLM waits for it.
   await handshake().catch(handshake);
   const before = await computed();
-  const turns = await converse(clientOf(url, "turn"), traffic, 1);
+  const turns = await converse(sendTo(url, "turn"), traffic, 1);
   return { turns, records, computed: (await computed()) - before };
 }
 

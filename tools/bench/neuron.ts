@@ -1,10 +1,12 @@
-import { readTransferConfig, staged } from "@kv/connector";
+import type { EngineRanks } from "@kv/conformance/engine/ranks";
+import { registerCaches } from "@kv/conformance/engine/sides";
+import { staged } from "@kv/connector";
+import type { WorkerConnector } from "@kv/interface";
 import { neuronCaches, neuronPlatform, simulatedDevice } from "@kv/neuron";
-import { pullConnector } from "@kv/pull";
-import { engineIdentity } from "@kv/testing/engine-identity";
 import { simConfig } from "@kv/testing/simulator/sim-config";
-import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
-import { alone, median, type Row, spread } from "./report.js";
+import { createSimSides } from "@kv/testing/simulator/sim-sides";
+import { memoryNetwork } from "@kv/transport-memory";
+import { alone, median, spread } from "./report.js";
 
 const WANTED_IDLE_US = 20;
 const IDLE_STEPS = 20_000;
@@ -16,29 +18,28 @@ const CONFIG = {
   attentionBackend: "PLAIN",
 };
 
-/** Scheduler and worker of a staged pull connector in steps without work. */
-export async function neuron(): Promise<Row[]> {
+/** A staged pull connector in steps without work. */
+export async function neuron() {
   const network = memoryNetwork();
-  const transport = memoryTransport({ network, host: "idle" });
   const device = simulatedDevice();
-  const platform = neuronPlatform();
-  const module = staged(pullConnector, { platform, poolBlocks: 9 });
-  const shared = {
-    config: {
-      ...readTransferConfig({ kv_connector: "NixlConnector", kv_role: "kv_both" }),
-      sideChannelHost: "idle",
+  const caches = [neuronCaches({ device, config: CONFIG, numBlocks: 8, numHeads: 8 })];
+  const shape = { tpSize: 1, blockSize: 16, numBlocks: 8, cache: CONFIG };
+  const sides = await createSimSides(
+    {
+      ...shape,
+      network,
+      hostName: "idle",
+      engineId: "idle",
+      device: ({ connector }) => ({
+        connector: staged(connector, { platform: neuronPlatform(), poolBlocks: 9 }),
+        ranks: { caches, close() {} } as Partial<EngineRanks> as EngineRanks,
+      }),
     },
-    engine: engineIdentity("idle"),
-    cache: CONFIG,
-    sideChannel: memorySideChannel({ network, host: "idle" }),
-    transport,
-    platform,
-  };
-  const worker = await module.createWorker({ ...shared, tpRank: 0, ppRank: 0 });
-  await worker.registerKvCaches(
-    neuronCaches({ device, config: CONFIG, numBlocks: 8, numHeads: 8 }),
+    network.host("idle"),
   );
-  const scheduler = await module.createScheduler(shared);
+  await registerCaches(sides);
+  const { scheduler } = sides;
+  const [worker] = sides.workers as [WorkerConnector];
   const [wallUs, processorUs]: [number[], number[]] = [[], []];
   for (let round = -1; round < 3; round += 1) {
     const [usage, startMs] = [process.cpuUsage(), performance.now()];
@@ -53,7 +54,7 @@ export async function neuron(): Promise<Row[]> {
     wallUs.push(((performance.now() - startMs) * 1000) / IDLE_STEPS);
     processorUs.push((user + system) / IDLE_STEPS);
   }
-  for (const each of [worker, scheduler, transport, device]) await each.close();
+  for (const each of [sides, device]) await each.close();
   // Wall time includes waiting for a busy machine; processor time does not.
   const what = `an idle step of a staged connector, both sides (processor time ${spread(processorUs, "us")})`;
   const isMet = median(wallUs) <= WANTED_IDLE_US;

@@ -1,14 +1,14 @@
 import { execFile } from "node:child_process";
-import { fileURLToPath } from "node:url";
+import { join } from "node:path";
 import { promisify } from "node:util";
 import { compare, type Row } from "./report.js";
 import type { Run } from "./run.js";
 
-const ROOT = fileURLToPath(new URL("../..", import.meta.url));
+const ROOT = join(import.meta.dirname, "../..");
 const MEASURED = /\(.*?\)|\bat \d+|[\d.]+ [\d.]+ [\d.]+$/g;
 
-/** A benchmark in this tree and in another one, in turn, twice each. Rows: this tree / the other. */
-export async function besideTree(tree: string, name: string, run: Run): Promise<readonly Row[]> {
+/** In turn, twice each. Rows: this tree / the other. */
+export async function besideTree(tree: string, name: string, run: Run) {
   const figures = new Map<string, [number[], number[]]>();
   for (const at of [0, 1, 1, 0] as const)
     for (const { what, ours } of await rowsIn(at === 0 ? ROOT : tree, name, run)) {
@@ -22,7 +22,7 @@ export async function besideTree(tree: string, name: string, run: Run): Promise<
     .map(([what, both]) => compare(what, both, "", "<="));
 }
 
-async function rowsIn(tree: string, name: string, { only, short }: Run): Promise<readonly Row[]> {
+async function rowsIn(tree: string, name: string, { only, short }: Run) {
   const args = ["tools/bench/bench.mjs", name, "--json", ...(short ? ["--short"] : [])];
   if (only !== undefined) args.push("--only", only.join());
   process.stderr.write(`  in ${tree}\n`);
@@ -36,7 +36,7 @@ async function rowsIn(tree: string, name: string, { only, short }: Run): Promise
   return JSON.parse(stdout) as readonly Row[];
 }
 
-/** The median of `min / median / max`, or the last number: that of the largest size. */
+/** Of `min / median / max`, or of the largest size. */
 function figureOf(shown: string): number {
   const numbers = shown.replace(/(\d),(?=\d{3})/g, "$1").match(/-?\d+(\.\d+)?/g) ?? [];
   return Number(shown.includes(" / ") ? numbers[1] : numbers.at(-1));

@@ -12,10 +12,9 @@ const KV_HEADS = 8;
 const TOKENS = [2048, 8192, 32_768, 131_072];
 const TP_SIZES = [1, 2, 4, 8];
 const ROUNDS = 31;
-/** Time of calls before the measurement, so that V8 has compiled the code. */
+/** So that V8 has compiled the code. */
 const WARM_MS = 1_000;
 
-/** Measures `ours` and vLLM's work for `command` in turn. */
 async function against(
   peer: LinePeer | undefined,
   rounds: number,
@@ -44,11 +43,8 @@ async function against(
   return { ...rowOf(label, [shown, spread(theirs, "ms")], ratio, ">=", wanted), rounds };
 }
 
-/**
- * The time from a request to the descriptors for the transport, and that of TP mappings, against
- * vLLM's functions.
- */
-export async function plan(run: Run): Promise<readonly Row[]> {
+/** Against vLLM's functions. */
+export async function plan(run: Run) {
   const peer = vllmPlans();
   const rounds = run.rounds(ROUNDS);
   const rows: Row[] = [];

@@ -1,3 +1,5 @@
+import type { Curve } from "./growth/measure.js";
+
 const COLOURS = ["#4477aa", "#ee6677", "#228833", "#b8860b", "#0099bb", "#aa3377"] as const;
 const DASHES = ["", "7 3", "2 3"] as const;
 /** As wide as can be read on a telephone: the legend is below the plot. */
@@ -7,21 +9,31 @@ const [BOTTOM, LEGEND, ROW] = [TOP + PLOT_HEIGHT, TOP + PLOT_HEIGHT + 74, 17];
 /** A line of the legend has 66 characters at most. */
 const LEGEND_LINE = /.{1,66}(?:\s|$)/g;
 
-interface Curve {
-  readonly name: string;
-  readonly sizes: readonly number[];
-  readonly costs: readonly number[];
+interface Axes {
+  /** What size and cost are multiples of. @default those of each curve at its smallest size */
+  readonly base?: readonly [number, number];
+  readonly cost: string;
+  readonly size: string;
+  readonly note: string;
 }
 
+const GROWTH: Axes = {
+  cost: "cost per item, as a multiple of that at the smallest size",
+  size: "size, as a multiple of the smallest; dashed: in proportion to it",
+  note: "in brackets: the exponent of growth",
+};
+
 /**
- * An SVG with a line per curve on two logarithmic axes: the size, and the cost per item, both as
- * multiples of those at the smallest size. A constant cost is level; the dashed guide is a cost
- * that grows in proportion to the size. It has a dark form.
+ * On two logarithmic axes: size and cost, as multiples. The dashed guide is a cost that grows in
+ * proportion to the size.
  */
-export function plot(title: string, curves: readonly Curve[]): string {
-  const multiples = ([first = Number.NaN, ...others]: readonly number[]) =>
-    [first, ...others].map((value) => Math.log10(value / first));
-  const lines = curves.map(({ sizes, costs }) => ({ xs: multiples(sizes), ys: multiples(costs) }));
+export function plot(title: string, curves: readonly Curve[], axes = GROWTH): string {
+  const multiples = (values: readonly number[], base = values[0] ?? Number.NaN) =>
+    values.map((value) => Math.log10(value / base));
+  const lines = curves.map(({ sizes, costs }) => ({
+    xs: multiples(sizes, axes.base?.[0]),
+    ys: multiples(costs, axes.base?.[1]),
+  }));
   const ys = lines.flatMap((line) => line.ys);
   const right = Math.max(1, Math.ceil(Math.max(...lines.flatMap(({ xs }) => xs))));
   const [low, high] = [
@@ -65,8 +77,8 @@ export function plot(title: string, curves: readonly Curve[]): string {
   const height = below + 4;
   return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${WIDTH} ${height}" width="${WIDTH}" height="${height}" font-family="sans-serif" font-size="12"><title>${escapeXml(title)}: how the costs grow</title>
 <style>.paper{fill:#fff}text{fill:#222}.grid line{stroke:#ddd}.guide{stroke:#777}@media (prefers-color-scheme:dark){.paper{fill:#14171c}text{fill:#ddd}.grid line{stroke:#363b44}.guide{stroke:#999}}</style>
-<rect class="paper" width="100%" height="100%"/>${text(14, 18, title)}${text(14, 36, "cost per item, as a multiple of that at the smallest size")}${text(14, LEGEND - 16, "in brackets: the exponent of growth")}
-<g class="grid">${grid.join("")}</g>${text(LEFT + PLOT_WIDTH / 2, BOTTOM + 36, "size, as a multiple of the smallest; dashed: in proportion to it", "middle")}
+<rect class="paper" width="100%" height="100%"/>${text(14, 18, title)}${text(14, 36, axes.cost)}${text(14, LEGEND - 16, axes.note)}
+<g class="grid">${grid.join("")}</g>${text(LEFT + PLOT_WIDTH / 2, BOTTOM + 36, axes.size, "middle")}
 <line class="guide" x1="${x(0)}" y1="${y(0)}" x2="${x(guide)}" y2="${y(guide)}" stroke-dasharray="4 4"/>
 ${drawn.join("\n")}
 </svg>

@@ -1,9 +1,9 @@
 import { performance } from "node:perf_hooks";
 import { planRequest } from "@kv/plan";
-import { openPair } from "./nixl/fixture.js";
+import { openPair, series, withoutPython } from "./nixl/fixture.js";
 import { pythonNixl, vllmNixl } from "./python-peer.js";
-import { BLOCK_SIZE, ORDERS, planOf, ranksOf } from "./ranks.js";
-import { compare, type Row, spread } from "./report.js";
+import { BLOCK_SIZE, idsOf, ORDERS, planOf, ranksOf } from "./ranks.js";
+import { compare, type Row, rowOf, spread } from "./report.js";
 import type { Run } from "./run.js";
 
 const REGIONS = 64;
@@ -12,23 +12,18 @@ const BLOCK_LENGTH_BYTES = 512;
 const KV_HEADS = 8;
 const TOKENS = [2048, 32_768];
 const ROUNDS = 41;
-/** Requests that are planned before the measurement, so that V8 has compiled the code. */
+/** So that V8 has compiled the code. */
 const SERVED = 2000;
 const WARM_MS = 1500;
 const notification = new TextEncoder().encode("request:1");
 
-/** Block ids of a request: one run, or every other block, so that nothing merges. */
-const idsOf = (count: number, order: (typeof ORDERS)[number], from: number) =>
-  Array.from({ length: count }, (_, i) => from + (order === "one run" ? i : 2 * i));
-
 /**
- * From block ids to requests that are ready to post: our planRequest, the hand-over to the agent's
+ * From block ids to requests that are ready to post: planRequest, the hand-over to the agent's
  * thread and the preparation of each slice's request, against vLLM 0.33's `_read_blocks` up to the
- * end of make_prepped_xfer (vLLM's own functions where it is set up, else only the numpy
- * arithmetic). Neither side includes posts, which are the copy on one host, or the work of our
- * thread for other requests between two posts. Both sides decode the ids from JSON just before.
+ * end of make_prepped_xfer (where vLLM is not set up, only the numpy arithmetic). Neither side
+ * includes posts, which are the copy on one host.
  */
-export async function prepare(run: Run): Promise<readonly Row[]> {
+export async function prepare(run: Run) {
   const vllm = await vllmNixl();
   const python = vllm ?? (await pythonNixl());
   const reference = vllm === undefined ? "vLLM's arithmetic alone" : "vLLM's";
@@ -78,8 +73,7 @@ export async function prepare(run: Run): Promise<readonly Row[]> {
           const { prepareMs = Number.NaN, mergedCount = Number.NaN, transferMs } = await done;
           return {
             planMs,
-            // With the time from the end of the copy to the promise, which no clock of ours tells
-            // apart.
+            // With the time from the end of the copy to the promise.
             untilPostMs: performance.now() - begun - transferMs,
             preparedMs: planMs + prepareMs,
             merged: mergedCount / read.descriptorCount,
@@ -88,35 +82,25 @@ export async function prepare(run: Run): Promise<readonly Row[]> {
         for (let i = 0; i < SERVED; i += 1) planOnce();
         for (const until = performance.now() + WARM_MS; performance.now() < until; ) await once();
 
-        const ours: Awaited<ReturnType<typeof once>>[] = [];
-        const theirs: number[] = [];
         const shape = { regions: REGIONS, blocks: numBlocks, block: BLOCK_LENGTH_BYTES };
-        for (let i = 0; i < run.rounds(ROUNDS); i += 1) {
-          python.pause();
-          ours.push(await once());
-          python.resume();
-          const request = { do: "prepare", ...shape, localIds, remoteIds, times: 1 };
+        const request = { do: "prepare", ...shape, localIds, remoteIds, times: 1 };
+        const measured = await series(run.rounds(ROUNDS), async () => {
+          const ours = await withoutPython(python, once);
           const { ms } = await python.ask<{ ms: number[] }>(request);
-          theirs.push(ms[0] ?? Number.NaN);
-        }
-        const of = (what: keyof (typeof ours)[number]) => ours.map((one) => one[what]);
+          return { ...ours, theirs: ms[0] ?? Number.NaN };
+        });
+        const { planMs, untilPostMs, preparedMs, merged, theirs } = measured;
         const where = `${tokens} tokens x ${REGIONS} regions, ${order}`;
         const prepared = `block ids to prepared requests, ${where}: time / ${reference}`;
         const posted = `block ids to the first post, ${where}: time / ${reference}, which posts once`;
-        const row = compare(prepared, [of("preparedMs"), theirs], "ms", "<=", 1);
-        const merged = of("merged").at(-1) ?? Number.NaN;
+        const handed = `descriptors handed to NIXL, ${where} / vLLM's`;
+        const row = compare(prepared, [preparedMs, theirs], "ms", "<=", 1);
         const allowed = order === "one run" ? 0.5 : 1;
+        const lastMerged = merged.at(-1) ?? Number.NaN;
         rows.push(
-          { ...row, ours: `${row.ours}; the plan ${spread(of("planMs"), "ms")}` },
-          compare(posted, [of("untilPostMs"), theirs], "ms", "<=", 0.9),
-          {
-            what: `descriptors handed to NIXL, ${where} / vLLM's`,
-            ours: "-",
-            ratio: merged,
-            theirs: "one per block and region",
-            wanted: `<= ${allowed}`,
-            met: merged <= allowed,
-          },
+          { ...row, ours: `${row.ours}; the plan ${spread(planMs, "ms")}` },
+          compare(posted, [untilPostMs, theirs], "ms", "<=", 0.9),
+          rowOf(handed, ["-", "one per block and region"], lastMerged, "<=", allowed),
         );
       }
   } finally {

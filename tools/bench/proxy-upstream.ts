@@ -1,10 +1,8 @@
-// A prefill and a decode server that answer at once, on all routes. Prints {"prefill": port,
-// "decode": port, "sideChannel": port}. Optional arguments: the two ports and that of the side
-// channel, 0 takes a free one, vLLM's version, and whether the KV events are lies. Both engines
-// answer handshakes at the one side channel, render prompts, and publish KV events, many times a
-// second. The decode server refuses KV of an engine of another version.
+// A prefill and a decode server that answer at once. Prints {"prefill": port, "decode": port,
+// "sideChannel": port}. Optional arguments: these ports, 0 takes a free one, vLLM's version, and
+// whether the KV events are lies. The decode server refuses KV of an engine of another version.
 import { createServer, type ServerResponse } from "node:http";
-import type { AddressInfo } from "node:net";
+import { listening } from "@kv/testing/http/listening";
 import { startSideChannel } from "@kv/testing/http/side-channel";
 import {
   MODELS,
@@ -24,7 +22,7 @@ const { port: sideChannel } = await startSideChannel(() => ({ engineId, vllmVers
 const prefilled = Buffer.from(prefillAnswer(engineId, sideChannel));
 const stream = Buffer.from(STREAM);
 
-async function serve(
+function serve(
   port: number,
   events: string,
   answer: (body: string, response: ServerResponse, path: string) => void,
@@ -43,8 +41,7 @@ async function serve(
     });
   });
   server.keepAliveTimeout = 60_000;
-  await new Promise<void>((resolve) => server.listen(port, "127.0.0.1", 4096, resolve));
-  return (server.address() as AddressInfo).port;
+  return listening(server, port);
 }
 
 const prefill = await serve(prefillPort, await publishEvents(lies), (_body, response) => {

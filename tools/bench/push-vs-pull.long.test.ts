@@ -10,7 +10,6 @@ test("a pull has nine hops and a push six; the bytes take their time on the link
   const [withHops = []] = await onLink({ ...still, hopMs: 1 }, [ONE]);
   const [without = []] = await onLink(still, [ONE]);
   expect(withHops.map((ms, i) => Math.round(ms - (without[i] ?? 0)))).toEqual([9, 6, 6]);
-  // 1,025 tokens are 65 blocks of 16.
   const computeMs = (MODEL.forwardMsPer512Tokens * 1025) / 512;
   const bytesMs = (65 * 16 * MODEL.kvBytesPerToken) / (still.linkGbits * 125_000);
   const [pull = 0, push = 0, layers = 0] = without;

@@ -1,5 +1,5 @@
-// TTFT of pull and push. `processes`: through the whole demo on this machine, in turn in one run.
-// `links`: on links that this machine lacks, with the production code on a virtual clock.
+// `processes`: the whole demo on this machine. `links`: links that this machine lacks, with the
+// production code on a virtual clock.
 import { tokens } from "./conversations.js";
 import {
   BLOCK_TOKENS,
@@ -17,30 +17,18 @@ const WAYS = {
   push: { connector: "push" },
   "push, layer-wise": { connector: "push", pushLayerwise: true },
 } as const;
-type Way = keyof typeof WAYS;
-const [PULL, ...PUSHES] = Object.keys(WAYS) as Way[];
+const [, ...PUSHES] = Object.keys(WAYS);
 
-interface Point {
-  readonly inputTokens: number;
-  readonly outputTokens: number;
-  readonly atOnce: number;
-  /** Tokens that all prompts begin with, and that are in D's prefix cache. */
-  readonly sharedTokens: number;
-  /** The part of each prompt that is in a prefix cache, and whose. */
-  readonly hitPercent: 0 | 50 | 100;
-  readonly hitsAt: "P" | "D";
-  readonly fragmented: boolean;
-}
-
-export const POINT: Point = {
+export const POINT = {
   inputTokens: 1024,
   outputTokens: 4,
   atOnce: 1,
   sharedTokens: 0,
   hitPercent: 0,
-  hitsAt: "D",
+  hitsAt: "D" as "P" | "D",
   fragmented: false,
 };
+type Point = typeof POINT;
 /** As `vllm bench serve --dataset-name sonnet` by default. */
 const SONNET = { inputTokens: 550, outputTokens: 150, sharedTokens: 200 } as const;
 const HITS = [0, 50, 100] as const;
@@ -96,12 +84,10 @@ function nameOf(point: Point): string {
 
 let made = 0;
 
-/**
- * Sends a point's requests at once. No two prompts share more than `sharedTokens`. Returns the
- * median time to the first token.
- */
+/** No two prompts share more than `sharedTokens`. */
 async function ttftMs({ send, settled }: Deployment, point: Point): Promise<number> {
   const { inputTokens, outputTokens, sharedTokens, hitPercent, hitsAt } = point;
+  const warm = hitsAt === "P" ? send.P : send.proxy;
   const prompts = Array.from({ length: point.atOnce }, () => {
     made += 1;
     // A prefix cache holds whole blocks, and the last token is always computed.
@@ -109,37 +95,34 @@ async function ttftMs({ send, settled }: Deployment, point: Point): Promise<numb
   });
   const hitTokens = Math.max(sharedTokens, (inputTokens * hitPercent) / 100);
   const cached = Math.floor(hitTokens / BLOCK_TOKENS) * BLOCK_TOKENS;
-  if (cached > 0)
-    for (const prompt of prompts)
-      await settled(send(prompt.slice(0, cached + 1), 1, hitsAt === "P" ? "P" : "proxy"));
-  const sent = await settled(Promise.all(prompts.map((prompt) => send(prompt, outputTokens))));
+  if (cached > 0) for (const prompt of prompts) await settled(warm(prompt.slice(0, cached + 1), 1));
+  const sent = await settled(
+    Promise.all(prompts.map((prompt) => send.proxy(prompt, outputTokens))),
+  );
   return median(sent.map((one) => one.ttftMs));
 }
 
-/**
- * The TTFT of each way at each point of a simulated link. The points have the same caches and
- * pools.
- */
+/** The points have the same caches and pools. */
 export async function onLink(link: VirtualOptions, points: readonly Point[]): Promise<number[][]> {
   const times = points.map((): number[] => []);
+  const { fragmented, hitsAt } = points[0] ?? POINT;
   for (const cluster of Object.values(WAYS)) {
-    const fragmented = points[0]?.fragmented === true;
-    const prefillCaches = points[0]?.hitsAt === "P";
-    const deployment = await openVirtual({ ...link, cluster, fragmented, prefillCaches });
-    try {
-      for (const [at, point] of points.entries()) {
-        times[at]?.push(await ttftMs(deployment, point));
-        // Notifications that are still under way do not delay the next point.
-        await deployment.clock.advance(1000);
-      }
-    } finally {
-      await deployment.close();
+    await using deployment = await openVirtual({
+      ...link,
+      cluster,
+      fragmented,
+      prefillCaches: hitsAt === "P",
+    });
+    for (const [at, point] of points.entries()) {
+      times[at]?.push(await ttftMs(deployment, point));
+      // Notifications that are still under way do not delay the next point.
+      await deployment.clock.advance(1000);
     }
   }
   return times;
 }
 
-async function links({ short }: Run): Promise<readonly Row[]> {
+async function links({ short }: Run) {
   const rows: Row[] = [];
   for (const link of short ? LINKS.slice(2, 3) : LINKS) {
     const name = `${link.linkGbits} Gb/s, ${link.hopMs} ms`;
@@ -160,14 +143,14 @@ async function links({ short }: Run): Promise<readonly Row[]> {
   return rows;
 }
 
-/** The time to the first token of each way, in rounds in which the ways take turns. */
-async function processes(run: Run): Promise<readonly Row[]> {
+/** The ways take turns. */
+async function processes(run: Run) {
   const rows: Row[] = [];
   for (const fragmented of [false, true]) {
-    const deployments = new Map<Way, Deployment>();
+    const deployments = new Map<string, Deployment>();
     try {
       for (const [way, options] of Object.entries(WAYS))
-        deployments.set(way as Way, await openWarm({ ...options, fragmented }));
+        deployments.set(way, await openWarm({ ...options, fragmented }));
       const points = PROCESS_POINTS.filter((point) => (point.fragmented ?? false) === fragmented);
       for (const changed of run.short ? points.slice(0, 2) : points) {
         const point = { ...POINT, outputTokens: 16, ...changed };
@@ -182,20 +165,22 @@ async function processes(run: Run): Promise<readonly Row[]> {
 }
 
 async function compareWays(
-  deployments: ReadonlyMap<Way, Deployment>,
+  deployments: ReadonlyMap<string, Deployment>,
   point: Point,
   rounds: number,
-): Promise<Row[]> {
-  const times = new Map(Array.from(deployments.keys(), (way) => [way, [] as number[]]));
+) {
+  const times: Record<string, number[]> = {};
+  const order = Array.from(deployments);
   for (let round = 0; round < rounds; round++) {
-    const order = Array.from(deployments);
-    // Another way begins in each round.
-    for (const [way, deployment] of [...order.slice(round % 3), ...order.slice(0, round % 3)])
-      times.get(way)?.push(await ttftMs(deployment, point));
+    for (const [way, deployment] of order) {
+      times[way] ??= [];
+      times[way].push(await ttftMs(deployment, point));
+    }
+    order.push(...order.splice(0, 1));
   }
-  const pull = times.get(PULL as Way) ?? [];
-  return PUSHES.map((way) => {
-    const own = times.get(way) ?? [];
+  const [pull = [], ...pushes] = Object.keys(WAYS).map((way) => times[way] ?? []);
+  return pushes.map((own, at) => {
+    const way = PUSHES[at];
     const bound = point.atOnce === 16 && way === "push" ? WANTED_GAIN : undefined;
     const shown = [spread(own, "ms"), spread(pull, "ms")] as const;
     const what = `TTFT ${nameOf(point)}: pull / ${way}`;
@@ -204,13 +189,13 @@ async function compareWays(
 }
 
 /**
- * The proxy has learnt P's address from its first answer, D and P have shaken hands, code is
- * compiled, and each page of the pools is written.
+ * The proxy knows P's address, D and P have shaken hands, code is compiled, and each page of the
+ * pools is written.
  */
 async function openWarm({
   fragmented,
   ...way
-}: (typeof WAYS)[Way] & { readonly fragmented: boolean }): Promise<Deployment> {
+}: (typeof WAYS)[keyof typeof WAYS] & { readonly fragmented: boolean }): Promise<Deployment> {
   const simulate = { ...SIMULATED, forwardMsPer512Tokens: FORWARD_MS_PER_512 };
   const deployment = await openProcesses({
     ...ONE_PAIR,

@@ -1,39 +1,32 @@
 import { execFile } from "node:child_process";
 import { existsSync } from "node:fs";
 import { join } from "node:path";
-import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { findLibrary } from "@kv/nixl";
 import { PreloadFinder } from "../../packages/nixl/src/backends/preload.js";
 import { DEFAULT_VERSION } from "../../packages/nixl/src/install/wheels.js";
-import { cache, environment, type LinePeer, linePeer } from "../clients/python.js";
+import { type LinePeer, linePeer } from "../clients/python.js";
+import { pythonWith, userCache } from "../setup/user-cache.mjs";
 
-const script = (name: string) => fileURLToPath(new URL(name, import.meta.url));
-// Python reads the memory of a GPU by CUDA IPC, also where there are no NVLinks, as the addon has
-// this process do.
+const script = (name: string) => join(import.meta.dirname, name);
+// As the addon has this process do.
 if (existsSync("/dev/nvidia0")) process.env["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] ??= "on";
-/**
- * Python gets the environment of the user. Once it is loaded, our addon sets variables for NIXL in
- * this process.
- */
+/** Once it is loaded, our addon sets variables for NIXL. */
 const ofTheUser = { ...process.env };
 
 /** Python with numpy and the NIXL wheel that `kv-nixl install` uses. */
 const benchPython = async (): Promise<string> =>
   join(
-    await environment(`bench-venv-${DEFAULT_VERSION}`, [
+    await pythonWith(`bench-venv-${DEFAULT_VERSION}`, [
       ["numpy"],
       ["--no-deps", `nixl-cu12==${DEFAULT_VERSION}`],
     ]),
     "python",
   );
 
-export const routerCommand = async (): Promise<string> =>
-  join(await environment("router-venv-0.1.17", [["vllm-router==0.1.17"]]), "vllm-router");
-
-/** vLLM's Python with a script; undefined where `npm run test:vllm` has not set it up. */
+/** undefined where `npm run test:vllm` has not set it up. */
 function vllmPeer(name: string, env: NodeJS.ProcessEnv): LinePeer | undefined {
-  const peer = process.env["KV_PEER_DIR"] ?? join(cache, "kv-peer");
+  const peer = process.env["KV_PEER_DIR"] ?? join(userCache, "kv-peer");
   if (!existsSync(join(peer, ".done"))) return undefined;
   const ofVllm = { VLLM_TARGET_DEVICE: "cpu", PYTHONPATH: join(peer, "vllm33") };
   return linePeer(join(peer, "vv", "bin", "python"), [script(name)], {

@@ -6,7 +6,6 @@ export interface RanksOptions {
   readonly numKvHeads: number;
   readonly tpSize?: number;
   readonly regions?: number;
-  /** KV cache groups, to which the regions belong in turn. */
   readonly groups?: number;
   readonly numBlocks?: number;
   /** Default: a head has 512 bytes per token, keys and values. */
@@ -15,7 +14,6 @@ export interface RanksOptions {
   readonly memoryType?: "DRAM" | "VRAM";
 }
 
-/** The ranks of an engine, on GPUs by default. */
 export function ranksOf(options: RanksOptions): RankGeometry[] {
   const { numKvHeads, tpSize = 1, regions = 32, groups = 1, numBlocks = 1000 } = options;
   const {
@@ -43,10 +41,7 @@ export function ranksOf(options: RanksOptions): RankGeometry[] {
   }));
 }
 
-/**
- * The plan of one local rank that exchanges with all of the remotes. Tables are built at first use,
- * which is in the handshake.
- */
+/** Tables are built at first use, which is in the handshake. */
 export function planOf(
   local: RankGeometry | undefined,
   remotes: readonly (RankGeometry | undefined)[],
@@ -67,10 +62,7 @@ export function planOf(
   return plan;
 }
 
-/**
- * How the block ids of a request lie. `scattered`: every second id alternately from both ends, so
- * that no descriptors can be merged.
- */
+/** `scattered`: every second id alternately from both ends: nothing can be merged. */
 export const ORDERS = ["one run", "scattered"] as const;
 
 export function idsOf(count: number, order: (typeof ORDERS)[number], from: number): number[] {

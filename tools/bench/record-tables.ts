@@ -1,8 +1,8 @@
-import { readFileSync } from "node:fs";
+import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { root } from "../repository/source-files.js";
 import type { Run } from "./record.js";
-import { cellsOf } from "./report.js";
+import type { Row } from "./report.js";
 
 const RECORDED = /(^<!-- bench ([\w-]+)(?:, (.+))?: made -->\n)[\s\S]*?(^<!-- end -->$)/gm;
 
@@ -11,16 +11,16 @@ export const recordsOn = (text: string): readonly string[] =>
   Array.from(text.matchAll(RECORDED), ([, , name = ""]) => name);
 
 /**
- * A page with the rows of `docs/bench/NAME.json` after each `<!-- bench NAME: made -->`, or those
- * whose names match: `<!-- bench NAME, PATTERN: made -->`.
+ * The rows of `docs/bench/NAME.json` follow each `<!-- bench NAME: made -->`, or those whose names
+ * match: `<!-- bench NAME, PATTERN: made -->`.
  */
 export const withRecords = (text: string): string =>
   text.replace(
     RECORDED,
     (_, begin: string, name: string, part: string | undefined, end: string) => {
-      const runs = JSON.parse(
-        readFileSync(join(root, `docs/bench/${name}.json`), "utf8"),
-      ) as readonly Run[];
+      const file = join(root, `docs/bench/${name}.json`);
+      if (!existsSync(file)) return `${begin}\nNot yet measured on a quiet machine.\n\n${end}`;
+      const runs = JSON.parse(readFileSync(file, "utf8")) as readonly Run[];
       const wanted = new RegExp(part ?? "");
       const tables = runs
         .map((run) => ({ ...run, rows: run.rows.filter(({ what }) => wanted.test(what)) }))
@@ -31,19 +31,35 @@ export const withRecords = (text: string): string =>
     },
   );
 
-/**
- * Of a run on a machine that had more to do than it has cores. The load after it is also its own.
- */
+/** The load after a run is also its own. */
 const BUSY =
-  " The load was above the number of cores, so times are mostly waits for a core: ratios still compare both sides, goals in ms say little.";
+  " More load than cores: the ratios compare both sides, the times are mostly waits for a core.";
+
+const COLUMNS = ["what", "ours", "compared with", "ratio", "goal"] as const;
+
+/** Columns without a value are left out. */
+const tableOf = (rows: readonly Row[]): string => {
+  const cells = rows.map(({ what, ours, theirs, ratio, wanted, met }) => [
+    what,
+    ours,
+    theirs,
+    `${ratio ?? ""}`,
+    met === undefined ? "" : `${wanted}: ${met ? "met" : "**missed**"}`,
+  ]);
+  const used = COLUMNS.flatMap((_, at) =>
+    cells.some((row) => !["", "-"].includes(row[at] ?? "")) ? [at] : [],
+  );
+  const line = (row: readonly string[]) => `| ${used.map((at) => row[at]).join(" | ")} |\n`;
+  const rules = COLUMNS.map((name) => (name === "ratio" ? "---:" : "---"));
+  return [COLUMNS, rules, ...cells].map(line).join("");
+};
 
 const recorded = ({ date, command, machine, kernel, node, nixl, load, rows }: Run): string => {
   const loads = load === undefined ? "" : `; load ${load.before} before, ${load.after} after`;
+  const rounds = new Set(rows.flatMap((row) => row.rounds ?? []));
+  const counts = rounds.size === 0 ? "" : `; rounds: ${[...rounds].join(", ")}`;
   const isBusy = load !== undefined && load.before > 1.5 * Number.parseInt(machine, 10);
-  return `${date}, \`${command}\`: \`${machine}\`, Linux ${kernel}, Node ${node}, NIXL ${nixl}${loads}.${isBusy ? BUSY : ""}
+  return `${date}, \`${command}\`: \`${machine}\`, Linux ${kernel}, Node ${node}, NIXL ${nixl}${loads}${counts}.${isBusy ? BUSY : ""}
 
-| what | ours | compared with | ratio | rounds | goal | |
-| --- | --- | --- | ---: | ---: | --- | --- |
-${rows.map((row) => `| ${cellsOf(row, ["met", "**missed**"]).join(" | ")} |`).join("\n")}
-`;
+${tableOf(rows)}`;
 };

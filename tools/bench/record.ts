@@ -5,10 +5,7 @@ import { DEFAULT_VERSION } from "../../packages/nixl/src/install/wheels.js";
 import { machine } from "../tested/machine.js";
 import { type Row, rounded } from "./report.js";
 
-/**
- * A run of a benchmark in docs/bench/NAME.json. The pages' tables are made from these files
- * (record-tables.ts).
- */
+/** In docs/bench/NAME.json. The pages' tables are made from these files (record-tables.ts). */
 export interface Run {
   readonly date: string;
   readonly command: string;
@@ -16,7 +13,6 @@ export interface Run {
   readonly kernel: string;
   readonly node: string;
   readonly nixl: string;
-  /** Of the minute before the run, and of the last one in it. */
   readonly load?: { readonly before: number; readonly after: number };
   readonly rows: readonly Row[];
 }
@@ -47,10 +43,7 @@ export function record(
   );
 }
 
-/**
- * The last run counts: it takes the place of the other runs of its machine, or of their rows of the
- * same name where it measured a `part` only.
- */
+/** The last run counts, for the rows that it measured. */
 export function withRun(runs: readonly Run[], run: Run, part: boolean): readonly Run[] {
   const names = new Set(run.rows.map(({ what }) => what));
   const kept = runs.map((each) => ({

@@ -1,14 +1,13 @@
-/** One line of the report: our measurement against the reference, and the ratio. */
+/** Our measurement against the reference. */
 export interface Row {
   readonly what: string;
   readonly ours: string;
   readonly theirs: string;
-  /** The median of the pairwise ratios. */
   readonly ratio: number | undefined;
-  /** The ratio of the best values, which other load of the machine disturbs least. */
+  /** Of the best values, which other load disturbs least. */
   readonly best?: number;
   readonly wanted: string;
-  /** undefined: reported only, or not measurable on this machine. */
+  /** undefined: reported only, or not measurable here. */
   readonly met: boolean | undefined;
   readonly rounds?: number;
 }
@@ -21,7 +20,7 @@ export function median(values: readonly number[]): number {
     : ((sorted[middle - 1] ?? Number.NaN) + (sorted[middle] ?? Number.NaN)) / 2;
 }
 
-/** The value below which this share of the values lies; with few values the largest. */
+/** With few values the largest. */
 export function percentile(values: readonly number[], share: number): number {
   const sorted = [...values].sort((a, b) => a - b);
   return sorted[Math.min(sorted.length - 1, Math.ceil(sorted.length * share) - 1)] ?? Number.NaN;
@@ -33,18 +32,12 @@ export function spread(values: readonly number[], unit: string): string {
   return `${show(Math.min(...values))} / ${show(median(values))} / ${show(Math.max(...values))} ${unit}`;
 }
 
-/** The median of ours[i] / theirs[i]. A drift of the machine's speed cancels out. */
+/** A drift of the machine's speed cancels out. */
 export function pairRatio(ours: readonly number[], theirs: readonly number[]): number {
   return median(ours.map((value, i) => value / (theirs[i] ?? Number.NaN)));
 }
 
-/** The order of two sides in a round: each goes first in every other one. */
-export const inTurn = (round: number) => (round % 2 === 0 ? ([0, 1] as const) : ([1, 0] as const));
-
-/**
- * A row of two figures with their ratio. `bound`: of the ratio; without it the row is only
- * reported.
- */
+/** Without `bound` the row is only reported. */
 export function rowOf(
   what: string,
   [ours, theirs]: readonly [string, string],
@@ -57,7 +50,7 @@ export function rowOf(
   return { what, ours, theirs, ratio, wanted, met };
 }
 
-/** A row of two series that were measured in turn. `bound`: of the ratio of their pairs. */
+/** `bound`: of the ratio of the pairs. */
 export function compare(
   what: string,
   [ours, theirs]: readonly [readonly number[], readonly number[]],
@@ -74,7 +67,7 @@ export function compare(
   };
 }
 
-/** A row without a ratio. `theirs`: what stands beside it, if anything does. */
+/** `theirs`: what stands beside it. */
 export function alone(
   what: string,
   ours: string,
@@ -87,8 +80,7 @@ export function alone(
   return rounds === undefined ? row : { ...row, rounds };
 }
 
-/** The cells of a row in tables: `met` in these words. */
-export const cellsOf = (
+const cellsOf = (
   { what, ours, theirs, ratio, rounds, wanted, met }: Row,
   [yes, no]: readonly [string, string],
 ): readonly string[] => {

@@ -1,14 +1,12 @@
-// Two prefill servers and a decode server that answer as vLLM with bidirectional_kv_xfer does, as
-// far as ended turns go. Each line of the input, `{ "do": … }`, is answered by one of JSON:
-// `restart` gives the decode server a new engine, `fail` and `break` have a next read fail; all
-// tell the addresses of the servers, what is held and what went wrong.
+// They answer as vLLM with bidirectional_kv_xfer does. Each line of the input, `{ "do": … }`, is
+// answered: `restart` gives the decode server a new engine, `fail` and `break` have a next read
+// fail; all tell the addresses, what is held and what went wrong.
 import { createInterface } from "node:readline";
 import { type Answer, type Seen, startUpstream } from "@kv/testing/http/fake-upstream";
 import { TurnServers } from "../../packages/proxy/test/readback/turn-servers.js";
 
 const turns = new TurnServers();
 turns.cacheBlocks = 40_000;
-/** Health checks are no requests of an engine. */
 const serve = (answer: Answer) =>
   startUpstream((seen) =>
     seen.method === "GET" && seen.path !== "/metrics" ? void seen.response.end("{}") : answer(seen),

@@ -19,7 +19,7 @@ export const STREAM = `${EVENT.repeat(EVENTS)}${DONE}`;
 
 const named = (type: string, data: object) =>
   `event: ${type}\ndata: ${JSON.stringify({ type, ...data })}\n\n`;
-/** The streams of routes that end in another way, with a word in each of `EVENTS` events. */
+/** Of routes that end in another way. */
 export const STREAMS: Readonly<Record<string, string>> = {
   "/v1/messages":
     named("message_start", {
@@ -34,7 +34,6 @@ export const STREAMS: Readonly<Record<string, string>> = {
     named("response.output_text.delta", { output_index: 0, delta: " word" }).repeat(EVENTS) +
     named("response.completed", { response: { id: "resp_1", output: [] } }),
 };
-/** An answer that is not streamed, on any route. */
 export const WHOLE = JSON.stringify({
   id: "a",
   object: "list",
@@ -53,8 +52,8 @@ export function prefillAnswer(engineId: string, sideChannel: number): string {
 }
 
 /**
- * Publishes blocks that come and go; with the tokens of a lie, also places that contradict one
- * another, and ends of what was not there. Returns the answer of `GET /kv_event_sources`.
+ * With the tokens of a lie, also places that contradict one another, and ends of what was not
+ * there. Returns the answer of `GET /kv_event_sources`.
  */
 export async function publishEvents(lies?: readonly number[]): Promise<string> {
   const { endpoint, replayEndpoint, publish } = await startEventPublisher({ bufferSteps: 100 });

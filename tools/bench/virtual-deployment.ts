@@ -1,6 +1,7 @@
-import { type AddressInfo, connect, createServer, type Socket } from "node:net";
-import { type Clock, type LogFields, silentLog } from "@kv/interface";
+import { connect, createServer, type Socket } from "node:net";
+import { type Clock, type Log, type LogFields, silentLog } from "@kv/interface";
 import { createProxy, type ProxySettingsInput } from "@kv/proxy";
+import { listening } from "@kv/testing/http/listening";
 import {
   memoryNetwork,
   memorySideChannel,
@@ -17,11 +18,11 @@ import {
 import { startInstance } from "../../apps/demo/src/instance/instance.js";
 import { readInstanceConfig } from "../../apps/demo/src/instance/instance-config.js";
 import { tokens } from "./conversations.js";
-import { type Deployment, ONE_PAIR } from "./deployments.js";
+import { ONE_PAIR } from "./deployments.js";
 
 /**
- * A model of 8 billion parameters in bfloat16 (32 layers, 8 KV heads of 128) on one GPU that
- * computes 20,000 prompt tokens a second.
+ * 8 billion parameters in bfloat16 (32 layers, 8 KV heads of 128) on one GPU that computes 20,000
+ * prompt tokens a second.
  */
 export const MODEL = { forwardMsPer512Tokens: 25.6, layers: 32, kvBytesPerToken: 131_072 } as const;
 /** A network adapter handles about five million work requests a second. */
@@ -34,35 +35,26 @@ const SIMULATED_BYTES_PER_TOKEN =
 const LIMIT_MS = 600_000;
 
 export interface VirtualOptions {
-  /** Of the link between P and D, in each direction. */
   readonly linkGbits: number;
-  /**
-   * Time of a message between two processes: of HTTP, a notification or a question on the side
-   * channel; and until a transfer begins.
-   */
+  /** Of a message between two processes; and until a transfer begins. */
   readonly hopMs: number;
-  /** Time that each byte range of a transfer adds. Default: that of a network adapter. */
+  /** Default: that of a network adapter. */
   readonly rangeMs?: number;
   readonly decodeStepMs?: number;
   readonly fragmented?: boolean;
-  /** P has a prefix cache. Default: false, and P computes every prompt. */
+  /** Else P computes every prompt. */
   readonly prefillCaches?: boolean;
   readonly cluster?: Partial<ClusterOptions>;
   readonly proxy?: Partial<ProxySettingsInput>;
-  readonly requestDone?: (fields: LogFields) => void;
+  readonly info?: Log["info"];
   /**
-   * Turns of the event loop that the clock waits before it advances: more than any chain of
-   * readers, promises and immediates between two timers. Default: 24.
+   * Of the event loop, that the clock waits before it advances: more than any chain of readers,
+   * promises and immediates between two timers.
    */
   readonly turns?: number;
 }
 
-export interface VirtualDeployment extends Deployment {
-  readonly clock: ReturnType<typeof virtualClock>;
-  prefillMetrics(): Promise<string>;
-}
-
-/** A TCP relay to a server of this process that delays every chunk on the given clock. */
+/** Delays every chunk on the given clock. */
 async function delayedLink(targetUrl: string, clock: Clock, hopMs: number) {
   const { hostname, port } = new URL(targetUrl);
   const sockets = new Set<Socket>();
@@ -79,9 +71,8 @@ async function delayedLink(targetUrl: string, clock: Clock, hopMs: number) {
     forward(client, upstream);
     forward(upstream, client);
   });
-  await new Promise<void>((resolve) => void server.listen(0, "127.0.0.1", resolve));
   return {
-    url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
+    url: `http://127.0.0.1:${await listening(server)}`,
     close: () =>
       new Promise<void>((resolve) => {
         for (const socket of sockets) socket.destroy();
@@ -91,15 +82,12 @@ async function delayedLink(targetUrl: string, clock: Clock, hopMs: number) {
 }
 
 /**
- * The proxy, P and D of the demo in this process, over the embedded transport, on a virtual clock.
- * The proxy, the connectors and the engines' schedulers are the production code.
+ * On a virtual clock. The proxy, the connectors and the engines' schedulers are the production
+ * code.
  */
-export async function openVirtual(given: VirtualOptions): Promise<VirtualDeployment> {
-  const { linkGbits, hopMs, rangeMs = RANGE_MS, turns = 24, requestDone } = given;
-  /**
-   * Everything that was ready in this process has run, also what passes through its own TCP
-   * connections: each turn of the event loop moves a message by one reader.
-   */
+export async function openVirtual(given: VirtualOptions) {
+  const { linkGbits, hopMs, rangeMs = RANGE_MS, turns = 24 } = given;
+  /** Each turn of the event loop moves a message by one reader. */
   const turn = async () => {
     for (let left = turns; left > 0; left--) await new Promise((resolve) => setImmediate(resolve));
   };
@@ -118,9 +106,7 @@ export async function openVirtual(given: VirtualOptions): Promise<VirtualDeploym
   const log = {
     ...silentLog,
     error: (event: string, fields?: LogFields) => console.error(event, fields),
-    info: (event: string, fields: LogFields = {}) => {
-      if (event === "request-done") requestDone?.(fields);
-    },
+    info: given.info ?? silentLog.info,
   };
   const simulate = { ...SIMULATED, forwardMsPer512Tokens: MODEL.forwardMsPer512Tokens };
   const options: ClusterOptions = {
@@ -168,11 +154,11 @@ export async function openVirtual(given: VirtualOptions): Promise<VirtualDeploym
   const urls = { proxy: await link(url), P: prefills[0]?.url ?? "" };
 
   let sent = 0;
-  const send: Deployment["send"] = async (prompt, maxTokens, to = "proxy") => {
+  const sendVirtual = async (to: string, prompt: readonly number[], maxTokens: number) => {
     sent += 1;
     const requestId = `virtual-${sent}`;
     const startedMs = clock.now();
-    const response = await fetch(`${urls[to]}/v1/completions`, {
+    const response = await fetch(`${to}/v1/completions`, {
       method: "POST",
       headers: { "content-type": "application/json", "x-request-id": requestId },
       body: JSON.stringify({
@@ -197,25 +183,31 @@ export async function openVirtual(given: VirtualOptions): Promise<VirtualDeploym
     const ids = pieces.flatMap(([, some = ""]) => some.split(",").map(Number));
     return { requestId, tokens: ids, ttftMs, totalMs: clock.now() - startedMs };
   };
+  const send = {
+    proxy: sendVirtual.bind(undefined, urls.proxy),
+    P: sendVirtual.bind(undefined, urls.P),
+  };
   const settled = <T>(work: Promise<T>): Promise<T> => clock.settle(work, { limitMs: LIMIT_MS });
+  const close = async () => {
+    let isClosed = false;
+    const closing = (async () => {
+      for (const closeOne of closers.reverse()) await closeOne();
+    })().finally(() => {
+      isClosed = true;
+    });
+    // Timers of what closes fire in virtual time.
+    while (!isClosed) await clock.advance(1000);
+    await closing;
+  };
 
   // The proxy learns P's address, and D and P shake hands.
-  for (const part of [1, 2]) await settled(send(tokens(65, 0, part), 2));
+  for (const part of [1, 2]) await settled(send.proxy(tokens(65, 0, part), 2));
   return {
     clock,
     send,
     settled,
     prefillMetrics: () => settled(fetch(`${urls.P}/metrics`).then((response) => response.text())),
-    async close() {
-      let isClosed = false;
-      const closing = (async () => {
-        for (const close of closers.reverse()) await close();
-      })().finally(() => {
-        isClosed = true;
-      });
-      // Timers of what closes fire in virtual time.
-      while (!isClosed) await clock.advance(1000);
-      await closing;
-    },
+    close,
+    [Symbol.asyncDispose]: close,
   };
 }

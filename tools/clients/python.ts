@@ -1,34 +1,10 @@
-import { execFile, spawn } from "node:child_process";
+import { spawn } from "node:child_process";
 import { createHash } from "node:crypto";
-import { existsSync, readFileSync } from "node:fs";
-import { writeFile } from "node:fs/promises";
-import { homedir } from "node:os";
+import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
-import { promisify } from "node:util";
-
-const run = promisify(execFile);
-export const cache = process.env["XDG_CACHE_HOME"] || join(homedir(), ".cache");
-
-/** Creates a virtual environment once, and returns its `bin`. `installs`: arguments of pip. */
-export async function environment(
-  name: string,
-  installs: readonly (readonly string[])[],
-): Promise<string> {
-  const folder = join(cache, "kv-nixl", name);
-  const bin = join(folder, "bin");
-  if (existsSync(join(folder, "ready"))) return bin;
-  process.stderr.write(`set up ${installs.flat().at(-1)} (once) …\n`);
-  await run("python3", ["-m", "venv", "--clear", folder]);
-  for (const install of installs) {
-    await run(join(bin, "python"), ["-m", "pip", "install", "-q", ...install], {
-      maxBuffer: 1 << 24,
-    });
-  }
-  await writeFile(join(folder, "ready"), "");
-  return bin;
-}
+import { hasPython, pythonWith } from "../setup/user-cache.mjs";
 
 export interface LinePeer {
   ask<T>(command: object): Promise<T>;
@@ -69,13 +45,13 @@ const requirements = fileURLToPath(new URL("./requirements.txt", import.meta.url
 const digest = createHash("sha256").update(readFileSync(requirements)).digest("hex").slice(0, 12);
 const CLIENTS = `clients-venv-${digest}`;
 
-export const hasClients = () => existsSync(join(cache, "kv-nixl", CLIENTS, "ready"));
+export const hasClients = () => hasPython(CLIENTS);
 
 /** They answer `{ url, asked }` with their outcomes. Fetched once: 380 MB on disk. */
 export async function startClients(): Promise<LinePeer> {
   // Wheels only, each with its digest: no package runs code when it is installed.
   const wheels = ["--disable-pip-version-check", "--only-binary", ":all:"];
   const install = [...wheels, "--require-hashes", "-r", requirements];
-  const python = join(await environment(CLIENTS, [install]), "python");
+  const python = join(await pythonWith(CLIENTS, [install]), "python");
   return linePeer(python, [fileURLToPath(new URL("./clients.py", import.meta.url))]);
 }

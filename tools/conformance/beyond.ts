@@ -1,21 +1,17 @@
 /**
- * A case that vLLM 0.33 refuses and this project supports. It is not counted as `passed`: the
- * `test` that it names moves real bytes.
+ * A case that vLLM 0.33 refuses and this project supports. It is not counted as `passed`:
+ * `packages/plan/test/bytes/kinds-move-the-right-bytes.test.ts` moves its bytes.
  */
 export interface BeyondRule {
   readonly name: string;
   readonly family: string;
   readonly reason: string;
-  readonly test: string;
   /** Empty for an unnamed assertion. */
   readonly refusal: RegExp;
   matches(input: Input): boolean;
 }
 
 type Input = Readonly<Record<string, unknown>>;
-
-const MOVES_BYTES = "packages/plan/test/bytes/moves-the-right-bytes.test.ts";
-const KINDS_MOVE_BYTES = "packages/plan/test/bytes/kinds-move-the-right-bytes.test.ts";
 
 const number = (input: Input, key: string) => Number(input[key]);
 const prefillHasMoreRanks = (input: Input) =>
@@ -72,7 +68,6 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     refusal: /^$/,
     reason:
       "dense attention with more prefill ranks than KV heads: one rank of each head is read, and its replicas are notified",
-    test: MOVES_BYTES,
     matches: (input) =>
       isDenseAttention(input) &&
       prefillHasMoreRanks(input) &&
@@ -85,7 +80,6 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     refusal: /^Different local\/remote block sizes are not supported when P TP > D TP/,
     reason:
       "several prefill ranks fill each part of a local block, and the receive pass orders heads and tokens at once",
-    test: MOVES_BYTES,
     matches: (input) => isDenseAttention(input) && fillsPartsOfBlocks(input),
   },
   {
@@ -95,7 +89,6 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
       /^Head-sharded attention reads with P_TP > D_TP and heterogeneous block sizes are not supported/,
     reason:
       "as above for a hybrid's attention; its states are divided evenly among the source ranks",
-    test: KINDS_MOVE_BYTES,
     matches: (input) => input["mamba"] === true && fillsPartsOfBlocks(input),
   },
   {
@@ -104,7 +97,6 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     refusal:
       /^Head-sharded attention reads with P_TP > D_TP and heterogeneous block sizes are not supported/,
     reason: "as above: the local share of a source is a share of each part of a block",
-    test: MOVES_BYTES,
     matches: (input) => isDenseAttention(input) && fillsPartsOfBlocks(input),
   },
   {
@@ -113,7 +105,6 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     refusal: /^Local block size \d+ is not divisible by remote block size \d+ or vice versa/,
     reason:
       "a descriptor for each head of each greatest common part of both sides' blocks: the direct form",
-    test: MOVES_BYTES,
     matches: (input) => input["has_mamba"] !== true && canBeCut(input) && !blocksDivide(input),
   },
   {
@@ -122,7 +113,6 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     refusal: /^Local block size \d+ is not divisible by remote block size \d+ or vice versa/,
     reason:
       "as above for its attention; states are moved by logical block, with any kernel block size",
-    test: KINDS_MOVE_BYTES,
     matches: (input) => input["has_mamba"] === true && canBeCut(input) && !blocksDivide(input),
   },
   {
@@ -130,7 +120,6 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     family: "descs",
     refusal: /^Local block size \d+ is not divisible by remote block size \d+ or vice versa/,
     reason: "as above, for attention and for hybrids",
-    test: KINDS_MOVE_BYTES,
     matches: (input) => !blocksDivide(input),
   },
   {
@@ -139,7 +128,6 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     refusal: /^Heterogeneous block sizes are not supported with host buffer/,
     reason:
       "a plan does not depend on the memory type: host memory is split and reordered like any other",
-    test: MOVES_BYTES,
     matches: canBeCut,
   },
   {
@@ -148,7 +136,6 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     refusal: /^Heterogeneous TP expects same kv_cache_layout/,
     reason:
       "the layouts differ in the position of blocks, not in their content: strides give the position",
-    test: MOVES_BYTES,
     matches: (input) => input["is_mla"] !== true && ordersAreKnown(input) && sameOrder(input),
   },
   {
@@ -158,7 +145,6 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
       /^(Heterogeneous TP expects same kv_cache_layout|HMA does not support block size post processing)/,
     reason:
       "heads before tokens on one side, tokens before heads on the other: a descriptor per head and token",
-    test: MOVES_BYTES,
     matches: (input) => input["is_mla"] !== true && ordersAreKnown(input) && !sameOrder(input),
   },
   {
@@ -166,7 +152,6 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     family: "validate",
     refusal: /^Heterogeneous TP head-dimension splitting requires contiguous heads/,
     reason: "a token's shared heads are contiguous: a descriptor per token",
-    test: MOVES_BYTES,
     matches: (input) => input["is_mla"] !== true && ordersAreKnown(input) && sameOrder(input),
   },
   {
@@ -174,7 +159,6 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     family: "validate",
     refusal: /^Heterogeneous TP head-dimension splitting requires contiguous heads/,
     reason: "a rank's block has one head on both sides, so it is not split",
-    test: MOVES_BYTES,
     matches: (input) => input["is_mla"] !== true && hasOneHead(input) && canBeCut(input),
   },
 ];

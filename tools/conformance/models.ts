@@ -1,6 +1,7 @@
 import { readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { KvError } from "@kv/interface";
+import type { LearnedArchitecture } from "../../packages/kv-plan/src/model/architectures.js";
 import {
   type CacheSpec,
   pageBytes,
@@ -8,36 +9,58 @@ import {
 } from "../../packages/kv-plan/src/model/cache-spec.js";
 import { parsePythonJson } from "../../packages/kv-plan/src/model/config-fields.js";
 import { placeCaches } from "../../packages/kv-plan/src/model/kv-cache-tensors.js";
-import { type ModelCaches, modelCaches } from "../../packages/kv-plan/src/model/model-caches.js";
+import {
+  type CacheSettings,
+  learnedCaches,
+  type ModelCaches,
+} from "../../packages/kv-plan/src/model/model-caches.js";
 import { firstDifference, type Outcome } from "./outcome.js";
 import type { ModelLine } from "./vector-file.js";
 
 const POOL_BYTES = 2 ** 46;
 
-/** A config lies in the folder `configs` beside the file, unless it is given. */
-export function judgeModel(line: ModelLine, file: string, given?: unknown): Outcome {
+/** What the CPU without a driver, or the device without memory, could not answer. */
+const NOT_ASKED = /meta tensor|CUDA error|no answer in/;
+
+/**
+ * A config lies in the folder `configs` beside the file, unless it is given. `learned`: instead of
+ * the table's entry.
+ */
+export function judgeModel(
+  line: ModelLine,
+  file: string,
+  given?: unknown,
+  learned?: LearnedArchitecture,
+): Outcome {
+  if (line.error !== undefined && NOT_ASKED.test(line.error))
+    return { kind: "passed", refused: "vLLM could not be asked without a GPU" };
   const config =
     given ?? parsePythonJson(readFileSync(join(dirname(file), "configs", line.config), "utf8"));
   let caches: ModelCaches;
   try {
-    caches = modelCaches(line.config, config, {
-      tpSize: line.tp,
-      cacheDtype: line.kv_cache_dtype,
-      prefixCaching: line.prefix_caching,
-    });
+    caches = learnedCaches(line.config, config, settingsOf(line), learned);
   } catch (error) {
     if (!KvError.is(error))
       return {
         kind: "failed",
         reason: error instanceof Error ? (error.stack ?? "") : String(error),
       };
-    if (error.code === "KV_PLAN_UNSUPPORTED") return { kind: "passed", refused: error.message };
+    if (error.code === "KV_PLAN_UNSUPPORTED" || line.error !== undefined)
+      return { kind: "passed", refused: error.message };
     return { kind: "failed", reason: `refused as if the file were wrong: ${error.message}` };
   }
   if (line.error !== undefined)
     return { kind: "failed", reason: `vLLM refuses (${line.error}), we plan` };
   const difference = differenceOf(caches, line);
   return difference === undefined ? { kind: "passed" } : { kind: "failed", reason: difference };
+}
+
+export function settingsOf(line: ModelLine): CacheSettings {
+  return {
+    tpSize: line.tp,
+    cacheDtype: line.kv_cache_dtype,
+    prefixCaching: line.prefix_caching,
+  };
 }
 
 function differenceOf(caches: ModelCaches, line: ModelLine): string | undefined {
@@ -122,6 +145,7 @@ const OTHER_SPEC_FIELDS: ReadonlySet<string> = new Set([
   "model_version",
   "mamba_cache_mode",
   "num_prefill_checkpoint_blocks",
+  "num_head_slots",
   "prefill_checkpoint_alignment",
 ]);
 
@@ -131,8 +155,13 @@ function expanded(line: ModelLine, facts: object): unknown {
   const rows = line["layers"] as (readonly [number, number, number, number | null])[];
   const plain = specs.map((spec) => {
     const fields = Object.entries(spec).filter(([name]) => !OTHER_SPEC_FIELDS.has(name));
+    const { state_content_bytes: content, num_head_slots: slots, num_kv_heads: heads } = spec;
     return {
       ...Object.fromEntries(fields),
+      // vLLM counts slots of K and of V, we count heads.
+      ...(slots === undefined
+        ? {}
+        : { state_content_bytes: (Number(content) * Number(slots)) / Number(heads) }),
       ...(spec["class"] === "MambaSpec" ? { mamba_type: spec["mamba_type"] ?? "MAMBA2" } : {}),
     };
   });

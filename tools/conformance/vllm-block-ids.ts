@@ -1,48 +1,5 @@
 import { type BlockIds, type KvCacheKind, KvError } from "@kv/interface";
 
-/**
- * vLLM 0.33's `_logical_to_kernel_block_ids`: each logical block has `physicalPerLogical`
- * consecutive kernel blocks. State-space blocks are never divided.
- */
-export function logicalToKernelBlockIds(
-  groups: readonly KvCacheKind[],
-  blockIds: BlockIds,
-  physicalPerLogical: number,
-): BlockIds {
-  requireGroups(groups, blockIds);
-  return blockIds.map((ids, group) =>
-    groups[group] === "mamba" ? ids : expandBlocks(ids, physicalPerLogical),
-  );
-}
-
-function expandBlocks(ids: readonly number[], factor: number): readonly number[] {
-  if (factor === 1) return ids;
-  const expanded: number[] = [];
-  for (const id of ids) for (let part = 0; part < factor; part++) expanded.push(id * factor + part);
-  return expanded;
-}
-
-/**
- * vLLM 0.33's `_map_block_ids_for_block_size_ratio`: local blocks in parts of the remote's size,
- * paired from the front. Parts beyond the remote's list are cut.
- */
-export function mapBlockIdsForBlockSizeRatio(
-  groups: readonly KvCacheKind[],
-  localBlockIds: BlockIds,
-  remoteBlockIds: BlockIds,
-  blockSizeRatio: number,
-): { localBlockIds: BlockIds; remoteBlockIds: BlockIds } {
-  requireGroups(groups, remoteBlockIds);
-  if (localBlockIds.length > 0) requireGroups(groups, localBlockIds);
-  const mapped = remoteBlockIds.map((remote, group) => {
-    const local = localBlockIds[group] ?? [];
-    return groups[group] === "mamba"
-      ? local
-      : expandBlocks(local, blockSizeRatio).slice(0, remote.length);
-  });
-  return { localBlockIds: mapped.some((ids) => ids.length > 0) ? mapped : [], remoteBlockIds };
-}
-
 interface PrefixCachingOptions {
   readonly groups: readonly KvCacheKind[];
   readonly decodeBlockIds: BlockIds;

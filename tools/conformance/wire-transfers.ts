@@ -4,13 +4,12 @@ import {
   type EngineTransferPlan,
   planRequest,
   type RankGeometry,
-  type RegionIndexing,
   type RequestRead,
   type StateSpaceGeometry,
 } from "@kv/plan";
 import { decodeDone } from "@kv/protocol";
 import { computeTpMapping, handshakeTargetRanks } from "@kv/topology";
-import { mappingAsJson } from "./families.js";
+import { indicesOf, mappingAsJson } from "./families.js";
 import { fields } from "./fields.js";
 import { Difference } from "./outcome.js";
 import { type Recorded, record, same } from "./recordings.js";
@@ -376,10 +375,6 @@ function transfer<Read>(reads: readonly Read[], nth: number): Read {
   throw new Difference(`vLLM posted ${nth + 1} transfers of the request, we plan ${reads.length}`);
 }
 
-/**
- * In vLLM's order, with the parts of a block one after another. Our tables have a row per part when
- * blocks are padded.
- */
 function inTheirIndices(
   plan: EngineTransferPlan,
   { sourceIndex, localIds, remoteIds }: RequestRead,
@@ -389,22 +384,6 @@ function inTheirIndices(
     indicesOf(plan, plan.localIndexing, localIds, "localParts"),
     indicesOf(plan, remoteIndexing, remoteIds, "remoteParts"),
   ];
-}
-
-function indicesOf(
-  plan: EngineTransferPlan,
-  indexing: readonly RegionIndexing[],
-  ids: Int32Array,
-  which: "localParts" | "remoteParts",
-): number[] {
-  return [...ids].map((id) => {
-    const segment = indexing.findIndex(({ offset, count }) => id >= offset && id < offset + count);
-    const found = indexing[segment];
-    const parts = plan.segments[segment]?.[which] ?? 1;
-    if (found === undefined || found.partStep === 1) return id;
-    const at = id - found.offset;
-    return found.offset + (at % found.partStep) * parts + Math.floor(at / found.partStep);
-  });
 }
 
 function pairs(local: readonly number[], remote: readonly number[]): string[] {

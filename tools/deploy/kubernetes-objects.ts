@@ -3,7 +3,7 @@ import { join } from "node:path";
 import { parseAllDocuments } from "yaml";
 
 /** The folders of deploy/ that are applied. */
-export const SHAPES = ["proxy", "envoy", "llm-d", "efa"] as const;
+export const SHAPES = ["proxy", "envoy", "llm-d", "efa", "eight-gpus"] as const;
 export type Shape = (typeof SHAPES)[number];
 
 export type Labels = Readonly<Record<string, string>>;
@@ -78,7 +78,7 @@ export interface KubernetesObject {
     readonly ports?: readonly { readonly port: number; readonly targetPort: string }[];
     readonly ingress?: readonly {
       readonly from?: readonly Peer[];
-      readonly ports?: readonly { readonly port: number | string }[];
+      readonly ports?: readonly { readonly port: number | string; readonly endPort?: number }[];
     }[];
     readonly targetPorts?: readonly { readonly number: number }[];
     readonly endpointPickerRef?: {
@@ -159,6 +159,11 @@ export function reachablePorts(
     .flatMap(({ spec: policy }) => policy?.ingress ?? [])
     .filter(({ from }) => from === undefined || from.some(isFrom));
   if (open.some(({ ports }) => ports === undefined)) return "all";
-  const ports = open.flatMap((rule) => (rule.ports ?? []).map(({ port }) => number(port)));
+  const ports = open.flatMap((rule) =>
+    (rule.ports ?? []).flatMap(({ port, endPort }) => {
+      const first = number(port);
+      return Array.from({ length: (endPort ?? first) - first + 1 }, (_, at) => first + at);
+    }),
+  );
   return [...new Set(ports)].sort((a, b) => a - b);
 }

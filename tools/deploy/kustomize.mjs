@@ -14,7 +14,7 @@ export const { find: findKustomize, fetch: fetchKustomize } = goTool({
 });
 
 /** The folders of deploy/ that are applied. */
-export const SHAPES = ["proxy", "envoy", "llm-d", "efa"];
+export const SHAPES = ["proxy", "envoy", "llm-d", "efa", "eight-gpus"];
 
 /** The manifests of a folder as YAML. */
 export function build(kustomize, folder) {

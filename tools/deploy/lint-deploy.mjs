@@ -5,13 +5,15 @@
 // everything else as a container file.
 import { spawnSync } from "node:child_process";
 import { createHash } from "node:crypto";
-import { existsSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from "node:fs";
-import { homedir, tmpdir } from "node:os";
+import { mkdtempSync, readdirSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { parseAllDocuments } from "yaml";
 import { goTool } from "../setup/go-tools.mjs";
-import { root, run } from "../setup/setup.mjs";
+import { root } from "../setup/setup.mjs";
+import { hasPython, pythonWith } from "../setup/user-cache.mjs";
+import { fetchHelm, findHelm, render, writeChart } from "./chart.mjs";
 import { crdValidator } from "./crd-schemas.mjs";
 import { build, fetchKustomize, findKustomize, SHAPES } from "./kustomize.mjs";
 
@@ -24,35 +26,11 @@ const KUBERNETES = ["1.29", "1.37"];
 const YAML_STYLE =
   "{extends: default, rules: {line-length: {max: 140}, braces: {max-spaces-inside: 1}, document-start: disable, indentation: disable}}";
 
-const cache = process.env.XDG_CACHE_HOME || join(homedir(), ".cache");
-const lintersFolder = join(
-  cache,
-  "kv-nixl",
-  `lint-venv-${createHash("sha256").update(LINTERS.join(" ")).digest("hex").slice(0, 12)}`,
-);
-const ready = join(lintersFolder, "ready");
+const VENV = `lint-venv-${createHash("sha256").update(LINTERS.join(" ")).digest("hex").slice(0, 12)}`;
 
-/** The folder of the linters' commands. */
-async function linters() {
-  const folder = lintersFolder;
-  if (!existsSync(ready)) {
-    process.stderr.write(`set up ${LINTERS.join(", ")} (once) …\n`);
-    await run("python3", ["-m", "venv", "--clear", folder]);
-    // Wheels only: nothing is built, and no package runs code when it is installed.
-    const pip = [
-      "-m",
-      "pip",
-      "install",
-      "-q",
-      "--disable-pip-version-check",
-      "--only-binary",
-      ":all:",
-    ];
-    await run(join(folder, "bin", "python"), [...pip, ...LINTERS]);
-    writeFileSync(ready, "");
-  }
-  return join(folder, "bin");
-}
+/** The folder of the linters' commands. Wheels only: no package runs code when it is installed. */
+const linters = () =>
+  pythonWith(VENV, [["--disable-pip-version-check", "--only-binary", ":all:", ...LINTERS]]);
 
 /** Checks GitHub's workflow files. */
 const actionlint = goTool({
@@ -64,7 +42,7 @@ const actionlint = goTool({
 
 /** Whether nothing would have to be fetched first. */
 export const hasDeployLinters = () =>
-  existsSync(ready) && findKustomize() !== undefined && actionlint.find() !== undefined;
+  hasPython(VENV) && [findKustomize(), findHelm(), actionlint.find()].every(Boolean);
 
 let failed = 0;
 
@@ -95,14 +73,15 @@ function unvalidated(output) {
 
 /** Objects of custom resources, which kubernetes-validate does not know. */
 const isCustom = ({ apiVersion }) =>
-  /\.(networking\.k8s|envoyproxy)\.io\//.test(apiVersion) && !/^networking/.test(apiVersion);
+  /^monitoring\.coreos\.com\/|\.(networking\.k8s|envoyproxy)\.io\//.test(apiVersion) &&
+  !/^networking/.test(apiVersion);
 
-/** Builds a shape, and lints what comes out. */
-function lintShape(shape, { bin, kustomize, wrongInCustom }) {
-  const objects = parseAllDocuments(build(kustomize, `deploy/${shape}`));
+/** Lints the manifests that are applied for `name`. */
+function lintManifests(name, text, { bin, wrongInCustom }) {
+  const objects = parseAllDocuments(text);
   const folder = mkdtempSync(join(tmpdir(), "kv-lint-deploy-"));
   try {
-    const file = join(folder, `${shape}.yaml`);
+    const file = join(folder, `${name.replaceAll(/[^a-z0-9-]+/g, "_")}.yaml`);
     const builtIn = objects.filter((each) => !isCustom(each.toJS()));
     writeFileSync(file, builtIn.map((each) => String(each)).join("---\n"));
     lint(join(bin, "kubernetes-validate"), [...STRICT], file, unvalidated);
@@ -110,10 +89,31 @@ function lintShape(shape, { bin, kustomize, wrongInCustom }) {
     rmSync(folder, { recursive: true });
   }
   for (const object of objects.map((each) => each.toJS()).filter(isCustom)) {
-    const what = `${object.kind} ${object.metadata.name} of deploy/${shape}`;
+    const what = `${object.kind} ${object.metadata.name} of ${name}`;
     const wrong = wrongInCustom(object);
     if (wrong !== undefined) failed += 1;
     console.log(wrong === undefined ? `ok    schema ${what}` : `FAIL  schema ${what}: ${wrong}`);
+  }
+}
+
+/** What Helm makes of the chart, for each kind of cluster. */
+const CHART_VALUES = [
+  ["shape=proxy"],
+  ["shape=proxy", "prefill.replicas=4", "decode.replicas=8", "monitoring.enabled=true"],
+  ["shape=eight-gpus", "decode.args={--max-num-seqs=512}"],
+  ["shape=llm-d"],
+  ["shape=envoy", "monitoring.enabled=true"],
+  ["shape=efa"],
+];
+
+async function renderedCharts() {
+  const folder = mkdtempSync(join(tmpdir(), "kv-chart-"));
+  try {
+    const chart = await writeChart(folder);
+    const helm = await fetchHelm();
+    return CHART_VALUES.map((values) => [`the chart with ${values}`, render(helm, chart, values)]);
+  } finally {
+    rmSync(folder, { recursive: true });
   }
 }
 
@@ -122,20 +122,15 @@ const STRICT = ["--strict", ...KUBERNETES.flatMap((release) => ["-k", release])]
 const KEDA = "packages/proxy/deploy/keda.yaml";
 
 async function main(positionals) {
-  const inDeploy = readdirSync(join(root, "deploy"), { recursive: true }).map(
-    (name) => `deploy/${name}`,
-  );
-  const workflows = readdirSync(join(root, ".github/workflows")).map(
-    (name) => `.github/workflows/${name}`,
-  );
+  const below = (folder, options) =>
+    readdirSync(join(root, folder), options).map((name) => `${folder}/${name}`);
+  const inDeploy = below("deploy", { recursive: true });
+  // Helm's templates are no YAML yet: what it makes of them is linted.
+  const own = inDeploy
+    .filter((name) => /(\.yaml|Containerfile)$/.test(name) && !/\/templates\//.test(name))
+    .sort();
   const files =
-    positionals.length > 0
-      ? positionals
-      : [
-          ...inDeploy.filter((name) => /(\.yaml|Containerfile)$/.test(name)).sort(),
-          KEDA,
-          ...workflows,
-        ];
+    positionals.length > 0 ? positionals : [...own, KEDA, ...below(".github/workflows")];
   const bin = await linters();
   for (const file of files) {
     if (/\.github\/workflows\/[^/]+\.ya?ml$/.test(file)) {
@@ -151,8 +146,12 @@ async function main(positionals) {
   }
   if (positionals.length === 0) {
     const kustomize = await fetchKustomize();
-    const wrongInCustom = await crdValidator();
-    for (const shape of SHAPES) lintShape(shape, { bin, kustomize, wrongInCustom });
+    const linters = { bin, wrongInCustom: await crdValidator() };
+    for (const shape of SHAPES) {
+      const folder = `deploy/${shape}`;
+      lintManifests(folder, build(kustomize, folder), linters);
+    }
+    for (const [values, text] of await renderedCharts()) lintManifests(values, text, linters);
   }
   process.exitCode = failed === 0 ? 0 : 1;
 }

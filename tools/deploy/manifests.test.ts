@@ -19,7 +19,16 @@ const missing =
   built.get("proxy") === undefined ? "kustomize is missing: npm run lint:deploy" : undefined;
 
 /** Flags of vLLM 0.33 that the manifests use. */
-const VLLM_FLAGS = ["--port", "--kv-transfer-config", "--kv-events-config", "--enable-scale-out"];
+const VLLM_FLAGS = [
+  "--port",
+  "--kv-transfer-config",
+  "--kv-events-config",
+  "--enable-scale-out",
+  "--tensor-parallel-size",
+  "--data-parallel-size",
+];
+/** KV events, side channels and replays of a server's ranks. */
+const RANK_PORTS = [5557, 5558, 5600, 5601, 5602, 5603, 5604, 5605, 5606, 5607, 5657, 5658];
 /** Members of vLLM 0.33's KVTransferConfig and KVEventsConfig. */
 const TRANSFER_MEMBERS = [
   "kv_connector",
@@ -152,7 +161,8 @@ describe.skipIf(missing !== undefined).each(SHAPES)(
       (_name, placed) => {
         const { container, pod } = placed;
         const { ports, graceMs } = listening(objects, placed);
-        expect(container.ports.map(({ containerPort }) => containerPort)).toEqual(ports);
+        const open = container.ports.map(({ containerPort }) => containerPort);
+        expect(new Set(open)).toEqual(new Set(ports));
         for (const { httpGet, tcpSocket, grpc } of [
           container.readinessProbe,
           container.livenessProbe,
@@ -256,7 +266,7 @@ describe.skipIf(missing !== undefined).each(SHAPES)(
 
     test("a client reaches a front end and never vLLM, its side channel, its KV events or an admin port", () => {
       const ENVOY = { namespace: { "kubernetes.io/metadata.name": "envoy-gateway-system" } };
-      const withSidecar = shape !== "proxy";
+      const withSidecar = shape !== "proxy" && shape !== "eight-gpus";
       for (const pod of pods) {
         const { app = "", "llm-d.ai/role": role } = pod.metadata.labels;
         const ports = (caller: Parameters<typeof reachablePorts>[2]) =>
@@ -268,7 +278,11 @@ describe.skipIf(missing !== undefined).each(SHAPES)(
         );
         if (app === "vllm") expect(ports({ labels: { app: "vllm" } })).toBe("all");
         if (app === "vllm")
-          expect(ports({ labels: { app: "kv-epp" } })).toEqual([5557, 5558, 5600, 8000, 8200]);
+          expect(ports({ labels: { app: "kv-epp" } })).toEqual([
+            ...(shape === "eight-gpus" ? RANK_PORTS : [5557, 5558, 5600]),
+            8000,
+            8200,
+          ]);
         if (withSidecar && role === "decode") expect(ports(ENVOY)).toEqual([8000]);
         if (withSidecar && role === "prefill") expect(ports(ENVOY)).toEqual([]);
         if (app === "kv-epp") expect(ports(ENVOY)).toEqual([9002]);

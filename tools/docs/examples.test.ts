@@ -14,7 +14,7 @@ import { pageCommands } from "./page-commands.js";
  */
 const run = promisify(execFile);
 const programs = readdirSync(join(root, "examples")).filter(
-  (name) => name.endsWith(".mjs") && name !== "engine.mjs",
+  (name) => /\.[cm]js$/.test(name) && name !== "engine.mjs",
 );
 const commands = pageCommands(readPages().pages);
 

@@ -7,7 +7,7 @@ import { namedTests, namesNothing, notShown, PAGES } from "./named-tests.mjs";
 // docs/field-reports.md: what others have reported, what happens here, and the tests that show it.
 const page = readFileSync(join(root, "docs/field-reports.md"), "utf8");
 const REPORT = /^\[`([\w.-]+)#(\d+)`\]\(https:\/\/github\.com\/[\w.-]+\/[\w.-]+\/issues\/(\d+)\)$/;
-const OUTCOME = /^(Prevented|Built|Mended|Refused by name|Named|Not ours|Open)\b/;
+const OUTCOME = /^(Prevented|Mended|Refused by name|Named|Open)\b/;
 
 const rows = page
   .split("\n")

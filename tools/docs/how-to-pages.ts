@@ -1,5 +1,5 @@
-import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { dirname, join } from "node:path";
+import { readdirSync, readFileSync } from "node:fs";
+import { join, relative } from "node:path";
 import { root } from "../repository/source-files.js";
 
 /** A how-to page that builds a package, and the options by which the reference app loads it. */
@@ -48,25 +48,23 @@ export const HOW_TOS: readonly HowTo[] = [
   },
 ];
 
+/** The folder of the page's package in this checkout. */
+export const packageOf = (page: string) => join(root, "examples", page);
+
 export const textOf = (page: string) =>
   readFileSync(join(root, "docs/how-to", `${page}.md`), "utf8");
 
+/** The files of the page's package, relative to its folder. */
+export const packageFiles = (page: string): readonly string[] =>
+  readdirSync(packageOf(page), { recursive: true, withFileTypes: true })
+    .filter((entry) => entry.isFile())
+    .map(({ parentPath, name }) => relative(packageOf(page), join(parentPath, name)));
+
 /**
- * The files of a page. Each is a line with the path in bold code, an empty line, and a fenced
+ * The files of a recipe. Each is a line with the path in bold code, an empty line, and a fenced
  * block.
  */
 export function filesOf(text: string): Map<string, string> {
   const blocks = text.matchAll(/^\*\*`([\w./-]+)`\*\*\n\n```\w+\n([\s\S]*?)^```$/gm);
   return new Map(Array.from(blocks, ([, path = "", content = ""]) => [path, content]));
-}
-
-/** Writes the files of a page to a folder, which is emptied. Returns their paths. */
-export function writeFiles(page: string, folder: string): readonly string[] {
-  const files = filesOf(textOf(page));
-  rmSync(folder, { recursive: true, force: true });
-  for (const [path, content] of files) {
-    mkdirSync(dirname(join(folder, path)), { recursive: true });
-    writeFileSync(join(folder, path), content);
-  }
-  return [...files.keys()];
 }

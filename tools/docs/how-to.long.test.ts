@@ -11,12 +11,9 @@ import { fetchRecords } from "../../apps/demo/src/run/check-run.js";
 import { complete } from "../../apps/demo/src/run/completion-client.js";
 import { prepareRun } from "../../apps/demo/src/run/prepare-run.js";
 import { root } from "../repository/source-files.js";
-import { HOW_TOS, textOf, writeFiles } from "./how-to-pages.js";
+import { HOW_TOS, packageFiles, packageOf, textOf } from "./how-to-pages.js";
 
-/**
- * Follows the how-to pages: writes out their files as a reader would, type-checks them, runs their
- * tests, and runs them in the reference app.
- */
+/** The packages of the how-to pages: type-checks them, runs their tests, and runs the demo on them. */
 
 /** The compiler's errors in the files, with this repository's settings. */
 function compileErrors(paths: readonly string[]): string[] {
@@ -38,21 +35,22 @@ function compileErrors(paths: readonly string[]): string[] {
 }
 
 const followed = HOW_TOS.map((howTo) => {
-  const folder = join(root, "build/how-to", howTo.page);
-  const files = writeFiles(howTo.page, folder);
+  const folder = packageOf(howTo.page);
+  const files = packageFiles(howTo.page);
   const sources = files.filter((path) => path.endsWith(".ts")).map((path) => join(folder, path));
   return { ...howTo, files, sources, source: join(folder, "src", `${howTo.module}.ts`) };
 });
 
-test("the files of the pages type-check", { timeout: 240_000 }, () => {
+test("the packages of the pages type-check", { timeout: 240_000 }, () => {
   expect(compileErrors(followed.flatMap(({ sources }) => sources))).toEqual([]);
 });
 
 describe.each(followed)("docs/how-to: $page", async ({ page, files, sources }) => {
-  test("every fenced block is a file that is tested here", () => {
-    const fences = textOf(page).match(/^```(?!mermaid)\w+$/gm) ?? [];
-    expect(files.length).toBeGreaterThan(0);
-    expect(fences.length).toBe(files.length);
+  test("the page names each source file and each test of its package", () => {
+    const text = textOf(page);
+    const named = files.filter((path) => text.includes(`examples/${page}/${path}`));
+    expect(named.length).toBeGreaterThan(1);
+    expect(files.filter((path) => !named.includes(path) && !/^[\w.]+$/.test(path))).toEqual([]);
   });
   for (const path of sources.filter((source) => source.endsWith(".test.ts"))) await import(path);
 });

@@ -7,12 +7,7 @@ import { root } from "../setup/setup.mjs";
 export const isLongRun = process.env.KV_LONG === "1" || process.env.CI === "true";
 
 /** Pages that name tests in the form `FILE` "part of the name". */
-export const PAGES = [
-  "docs/parity.md",
-  "docs/field-reports.md",
-  "docs/operate/host-process.md",
-  "docs/readback.md",
-];
+export const PAGES = ["docs/parity.md", "docs/field-reports.md", "docs/operate/host-process.md"];
 
 /** The tests that a row, or a whole page, names. */
 export function namedTests(text) {

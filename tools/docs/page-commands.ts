@@ -6,7 +6,7 @@ export interface PageCommand {
   readonly page: string;
   /** The command, without its comment. */
   readonly line: string;
-  /** The line _Needs …_ above its block: it does not run anywhere. */
+  /** The paragraph _Needs …_ above its block: it does not run anywhere. */
   readonly needs: string | undefined;
   /**
    * What the page shows of its output: the lines of the block `text` below. `…` stands for any text
@@ -16,7 +16,7 @@ export interface PageCommand {
 }
 
 const BLOCK =
-  /(?:^_(Needs [^\n]*)_\n\n)?^```sh\n([\s\S]*?)^```$(?:\n\n```text\n([\s\S]*?)^```$)?/gm;
+  /(?:^_(Needs (?:.|\n(?!\n))*?)_\n\n)?^```sh\n([\s\S]*?)^```$(?:\n\n```text\n([\s\S]*?)^```$)?/gm;
 
 /** The commands of pages. */
 export function pageCommands(pages: readonly Page[]): PageCommand[] {

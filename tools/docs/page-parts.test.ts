@@ -1,6 +1,7 @@
-import { readdirSync } from "node:fs";
+import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { expect, test } from "vitest";
+import type { Run } from "../bench/record.js";
 import { recordsOn, withRecords } from "../bench/record-tables.js";
 import { root } from "../repository/source-files.js";
 import { readPages } from "../site/pages.js";
@@ -28,10 +29,22 @@ test("each record of a benchmark is on a page", () => {
   expect(records.filter((name) => !shown.includes(name.replace(/\.json$/, "")))).toEqual([]);
 });
 
-test("each example is on a page", () => {
+test("each goal that a benchmark missed is on a page", () => {
+  const folder = join(root, "docs/bench");
+  const missed = readdirSync(folder)
+    .filter((name) => name.endsWith(".json"))
+    .flatMap((name) => JSON.parse(readFileSync(join(folder, name), "utf8")) as readonly Run[])
+    .flatMap(({ rows }) => rows.filter(({ met }) => met === false));
+  const text = pages.map((page) => page.text).join("\n");
+  expect(missed.filter(({ what }) => !text.includes(`| ${what} |`))).toEqual([]);
+});
+
+test("each example is on a page, or a page links to it", () => {
   const shown = new Set(pages.flatMap(({ text }) => examplesOn(text)));
+  const isLinked = (file: string) => pages.some(({ text }) => text.includes(`/${file})`));
   const files = readdirSync(join(root, "examples")).filter((name) => name.endsWith(".mjs"));
-  expect(files.filter((name) => !shown.has(`examples/${name}`))).toEqual([]);
+  const others = files.map((name) => `examples/${name}`).filter((file) => !shown.has(file));
+  expect(others.filter((file) => !isLinked(file))).toEqual([]);
 });
 
 test("the install lines switch between a registry and tarballs, and back", () => {

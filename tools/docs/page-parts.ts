@@ -8,7 +8,7 @@ import { root } from "../repository/source-files.js";
  */
 export const ON_A_REGISTRY = false;
 
-const IN_A_CHECKOUT = "# in a checkout; prints the line that installs them in your project";
+const IN_A_CHECKOUT = "# in a checkout; prints the install line";
 const INSTALL =
   /^(?: *# in a checkout; .*\n)?( *)(?:npm install|npm run pack --) ((?=.*@kv\/).*)$/gm;
 
@@ -24,7 +24,7 @@ export function withInstallLines(text: string, onRegistry: boolean = ON_A_REGIST
   );
 }
 
-const EXAMPLE = /(^<!-- example: (examples\/[\w.-]+) -->\n+```\w+\n)[\s\S]*?(^```$)/gm;
+const EXAMPLE = /(^<!-- example: (examples\/[\w./-]+) -->\n+```\w+\n)[\s\S]*?(^```$)/gm;
 
 /** The files of `examples/` that a page shows. */
 export const examplesOn = (text: string): readonly string[] =>

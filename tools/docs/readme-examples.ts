@@ -6,6 +6,7 @@ import { publishedPackages } from "../release/packages.js";
  */
 export const NOT_RUN: Readonly<Record<string, { why: string; declarations?: string }>> = {
   "conformance-1": { why: "suites run only inside vitest; the packages' tests run them" },
+  "conformance-2": { why: "suites run only inside vitest; the packages' tests run them" },
   "nixl-3": {
     why: "needs a GPU, and an engine that has allocated on it",
     declarations: [
@@ -17,22 +18,11 @@ export const NOT_RUN: Readonly<Record<string, { why: string; declarations?: stri
       "declare const remoteIds: Int32Array;",
     ].join("\n"),
   },
-  "plan-1": {
-    why: "its input is the result of a handshake",
-    declarations: [
-      'declare const local: import("@kv/plan").RankGeometry;',
-      'declare const remotes: import("@kv/plan").RankGeometry[];',
-      "declare const regionBytes: readonly Uint8Array[];",
-    ].join("\n"),
-  },
   "proxy-1": { why: "needs prefill and decode servers" },
 };
 
 /** Whether an example needs NIXL's library. */
 export const needsNixl = (id: string): boolean => id.startsWith("nixl-");
-
-/** The example that needs an etcd server. */
-export const NEEDS_ETCD = "nixl-8";
 
 /** The folders in `packages/` that are published. */
 export const published = [...publishedPackages().values()]
@@ -40,7 +30,7 @@ export const published = [...publishedPackages().values()]
   .sort();
 
 export interface ReadmeExample {
-  /** Such as `plan-2`: the second example of packages/plan. */
+  /** Such as `protocol-2`: the second example of packages/protocol. */
   readonly id: string;
   readonly code: string;
 }

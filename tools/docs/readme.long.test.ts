@@ -9,13 +9,11 @@ import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { bundled } from "@kv/testing/node-programs";
 import ts from "typescript";
 import { expect, test } from "vitest";
-import { etcdMissing, skipsEtcd, startEtcd } from "../../packages/nixl/test/support/etcd.js";
 import {
   examplesOf,
   importsOf,
   installLine,
   missingLines,
-  NEEDS_ETCD,
   NOT_RUN,
   needsNixl,
   published,
@@ -88,10 +86,7 @@ test("the examples type-check", { timeout: 240_000 }, () => {
   expect(errors).toEqual([]);
 });
 
-const missingFor = (id: string): string | undefined => {
-  if (needsNixl(id) && nixlMissing !== undefined) return nixlMissing;
-  return id === NEEDS_ETCD && skipsEtcd ? etcdMissing : undefined;
-};
+const missingFor = (id: string): string | undefined => (needsNixl(id) ? nixlMissing : undefined);
 const runnable = someOf(
   examples.filter(({ id }) => NOT_RUN[id] === undefined),
   3,
@@ -100,14 +95,8 @@ for (const { id, file, code, missing } of runnable) {
   test.skipIf(missing)(
     `README example ${id} runs and prints the output that its comments show (${missing ?? "found"})`,
     async () => {
-      const etcd = id === NEEDS_ETCD ? await startEtcd() : undefined;
-      const env = { ...process.env, ...(etcd && { NIXL_ETCD_ENDPOINTS: etcd.url }) };
-      try {
-        const { stdout } = await run(process.execPath, [await bundled(file)], { cwd: root, env });
-        expect(missingLines(code, stdout)).toEqual([]);
-      } finally {
-        await etcd?.end();
-      }
+      const { stdout } = await run(process.execPath, [await bundled(file)], { cwd: root });
+      expect(missingLines(code, stdout)).toEqual([]);
     },
   );
 }

@@ -46,7 +46,7 @@ test("docs/configuration.md has each key of kv_transfer_config", async () => {
 });
 
 test("docs/configuration.md has each variable that the packages read, and no other", () => {
-  const named = /\b(?:KV_N|VLLM_NIXL_|OTEL_|NIXL_(?:BACKEND|PREFIX|ETCD))[A-Z_]*\b/g;
+  const named = /\b(?:KV_N|VLLM_NIXL_|OTEL_|NIXL_(?:BACKEND|PREFIX))[A-Z_]*\b/g;
   const source = sourceFiles(root, ["packages"])
     .filter((path) => path.includes("/src/"))
     .map(read)

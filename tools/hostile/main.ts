@@ -1,5 +1,4 @@
-// npm run test:long, soak, fuzz, soak:proxy and prove: see README.md. --only KIND,KIND runs some
-// kinds; a wrong one lists them all.
+// See README.md. --only KIND,KIND runs some kinds; a wrong one lists them all.
 import { mkdtempSync, rmSync } from "node:fs";
 import { availableParallelism, tmpdir } from "node:os";
 import { join } from "node:path";
@@ -19,7 +18,7 @@ const { values } = parseArgs({
     // Of faults; of properties and proofs.
     requests: text("200000"),
     factor: text("50"),
-    // Words of the names of attacks, and of what `under-flood` floods with; beginnings of cells.
+    // Words of names of attacks, and of floods of `under-flood`; beginnings of cells.
     attacks: text(),
     floods: text(),
     cells: text(),
@@ -36,10 +35,9 @@ const { values } = parseArgs({
   },
 });
 
-/** What a part gets. */
 export interface PartOptions extends Omit<typeof values, "minutes"> {
   readonly minutes: number;
-  /** Folder of inputs that reach new code, for the next minutes of fuzzing. */
+  /** Of inputs that reach new code, for the next minutes of fuzzing. */
   readonly found: string;
 }
 
@@ -56,7 +54,7 @@ function numberOf(name: "requests" | "minutes", initial = 0): number {
 
 const wordsOf = (list: string) => list.split(",").filter(Boolean);
 
-/** The words of an option, all of which must be known; `all` for none. */
+/** All of them must be known. */
 function namesIn(option: "only" | "target", known: readonly string[], all = known) {
   const words = wordsOf(values[option]);
   const other = words.find((word) => !known.includes(word));
@@ -71,7 +69,6 @@ const suites = (name: string, files: readonly string[], env: NodeJS.ProcessEnv =
   { name, command: vitest, args: ["run", ...files], env },
 ];
 
-/** A part of part.ts. `node`: options of Node. */
 function part(
   [kind, name]: readonly [kind: string, name: string],
   limitMinutes?: number,
@@ -93,7 +90,6 @@ const PROPERTIES = ["--config", "tools/hostile/properties/vitest.config.ts"];
 const KV_SEED = values.seed;
 const KV_PROPERTY_FACTOR = values.factor;
 
-/** What runs, in this order. */
 const KINDS: Readonly<Record<string, () => readonly Part[] | Promise<readonly Part[]>>> = {
   whole: () => suites("all suites in their long form", [], { KV_LONG: "1" }),
 
@@ -124,6 +120,15 @@ const KINDS: Readonly<Record<string, () => readonly Part[] | Promise<readonly Pa
   properties: () =>
     suites(`properties with ${values.factor} times their runs`, PROPERTIES, { KV_PROPERTY_FACTOR }),
 
+  engine: () =>
+    CONNECTORS.flatMap((connector) =>
+      suites(
+        `${connector}: 10,000 random scenes of two engines`,
+        [`packages/${connector}/test/engine.test.ts`],
+        { KV_SCENES: "10000" },
+      ),
+    ),
+
   "isolation-property": () =>
     CONNECTORS.flatMap((connector) =>
       suites(
@@ -145,7 +150,7 @@ const KINDS: Readonly<Record<string, () => readonly Part[] | Promise<readonly Pa
     ),
 
   "stream-cuts": () =>
-    suites("answers and bodies cut at every byte", ["packages/proxy/test/cuts"], {
+    suites("answers cut at every byte", ["packages/proxy/test/cuts"], {
       KV_STREAM_CUTS: "all",
       KV_SEED,
     }),
@@ -194,7 +199,7 @@ const KINDS: Readonly<Record<string, () => readonly Part[] | Promise<readonly Pa
     return namesIn("target", Object.keys(TARGETS)).flatMap((name) =>
       Array.from({ length: Math.ceil(all) }, (_, at) => {
         const given = { minutes: Math.min(1, all - at), seed: `${KV_SEED}-${at}` };
-        // A reader that has not returned by then hangs. Readers bound their memory far below this.
+        // A reader that has not returned by then hangs.
         return part(["fuzz", name], given.minutes + 2, given, ["--max-old-space-size=512"]);
       }),
     );
@@ -207,7 +212,7 @@ const KINDS: Readonly<Record<string, () => readonly Part[] | Promise<readonly Pa
   },
 };
 
-/** What a kind has among others, and is not run again after it. */
+/** Not run again after it. */
 const CONTAINED: Readonly<Record<string, readonly string[]>> = {
   properties: ["isolation-property"],
   whole: ["descriptors", "bundlers"],

@@ -1,10 +1,10 @@
 import { type ChildProcess, spawn } from "node:child_process";
 import { once } from "node:events";
 import { readdirSync, readFileSync } from "node:fs";
+import { join } from "node:path";
 import { createInterface } from "node:readline";
-import { fileURLToPath } from "node:url";
 
-const ROOT = fileURLToPath(new URL("../../", import.meta.url));
+const ROOT = join(import.meta.dirname, "../../");
 const SAMPLE_MS = 50;
 
 const children = new Set<ChildProcess>();
@@ -12,12 +12,12 @@ process.on("exit", () => {
   for (const child of children) child.kill("SIGKILL");
 });
 
-/** A program of this repository in a process of its own. It ends with this process, if not before. */
+/** A program of this repository. It ends with this process, if not before. */
 export class ObservedProcess {
   readonly #child: ChildProcess;
   readonly #lines: AsyncIterator<string>;
 
-  /** `file` is relative to the repository. A TypeScript file is started from its source. */
+  /** `file` is relative to the repository. */
   constructor(file: string, args: readonly string[] = []) {
     const loader = file.endsWith(".ts") ? ["--import", "tsx"] : [];
     this.#child = spawn(process.execPath, [...loader, `${ROOT}${file}`, ...args], {
@@ -37,22 +37,19 @@ export class ObservedProcess {
     return this.#child.exitCode === null && this.#child.signalCode === null;
   }
 
-  /** The next line of its stdout. */
   async line(): Promise<string> {
     const { value, done } = await this.#lines.next();
     if (done === true) throw new Error(`${this.#child.spawnargs.join(" ")} ended without a line`);
     return value;
   }
 
-  /** Writes a line to its stdin, and returns the next line of its stdout. */
   ask(line: string): Promise<string> {
     this.#child.stdin?.write(`${line}\n`);
     return this.line();
   }
 
   /**
-   * Samples its resident memory and descriptors until the returned function is called. `early` and
-   * `late`: means of thirds, without the first fifth, which is warm-up.
+   * `early` and `late`: means of thirds of the samples, without the first fifth, which is warm-up.
    */
   watch() {
     const mib: number[] = [];
@@ -79,7 +76,6 @@ export class ObservedProcess {
     };
   }
 
-  /** Resolves with its exit code. */
   async end(signal: NodeJS.Signals = "SIGKILL"): Promise<number | null> {
     const closed = once(this.#child, "close");
     this.#child.kill(signal);

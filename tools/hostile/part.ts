@@ -1,4 +1,4 @@
-// A part of main.ts. Arguments: its kind, its name, and options as JSON. The last line is its row.
+// Arguments: kind, name, and options as JSON. The last line is the row.
 import type { PartOptions } from "./main.js";
 import { type Row, rowOf } from "./row.js";
 
@@ -35,5 +35,5 @@ const RUNS: Readonly<Record<string, (name: string, options: PartOptions) => Prom
 
 const [kind = "", name = "", options = "{}"] = process.argv.slice(2);
 const row = await RUNS[kind]?.(name, JSON.parse(options) as PartOptions);
-// What the part has left, a connection or a timer, must not keep the process.
+// A connection or a timer that is left must not keep the process.
 process.stdout.write(`\n${JSON.stringify(row)}\n`, () => process.exit(row?.ok === true ? 0 : 1));

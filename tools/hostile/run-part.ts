@@ -2,18 +2,16 @@ import { spawn } from "node:child_process";
 import { root } from "../setup/setup.mjs";
 import type { Row } from "./row.js";
 
-/** A command whose end says whether the part passed. Its last line may be a row. */
+/** Its end says whether the part passed. Its last line may be a row. */
 export interface Part {
   readonly name: string;
   readonly command: string;
   readonly args: readonly string[];
-  /** Where the environment has none of the same name. */
   readonly env?: NodeJS.ProcessEnv;
-  /** Until the part is ended. @default no limit */
+  /** @default no limit */
   readonly limitMs?: number | undefined;
 }
 
-/** The process groups that run. */
 const running = new Set<number>();
 for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"])
   process.once(signal, () => {
@@ -21,8 +19,7 @@ for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"])
     process.exit(1);
   });
 
-/** Ends what a part has left. */
-function endGroup(pid: number): void {
+function endGroup(pid: number) {
   try {
     process.kill(-pid, "SIGKILL");
   } catch {
@@ -30,7 +27,7 @@ function endGroup(pid: number): void {
   }
 }
 
-/** Runs a part. Where it fails, its output is shown, with the command that replays it. */
+/** Where the part fails, its output is shown, with the command that replays it. */
 export async function runPart({ name, command, args, env = {}, limitMs }: Part): Promise<Row> {
   const begunMs = Date.now();
   const child = spawn(command, args, {

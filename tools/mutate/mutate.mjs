@@ -19,8 +19,11 @@ const AREAS = {
     sample: 2,
   },
   plan: {
-    files: "packages/plan/src/{engine,kinds,receive,request}/*.ts",
-    tests: ["packages/plan/src/{engine,kinds,receive,request}/*.test.ts"],
+    files: "packages/plan/src/{engine,kinds,request}/*.ts",
+    tests: [
+      "packages/plan/src/{engine,kinds,request}/*.test.ts",
+      "packages/plan/test/{bytes/kinds-move-the-right-bytes,prove/proof,vectors}.test.ts",
+    ],
     sample: 40,
   },
   connector: {
@@ -59,10 +62,15 @@ const { values } = parseArgs({
     mutate: { type: "string" },
     raise: { type: "boolean", default: false },
     concurrency: { type: "string", default: "2" },
+    help: { type: "boolean", default: false },
   },
 });
 
-if (values.mutate === undefined) {
+if (values.help) {
+  console.log(
+    `npm run mutate [-- --only AREA,… | --mutate FILE,…] [--raise] [--concurrency N]\nareas: ${Object.keys(AREAS).join(", ")}`,
+  );
+} else if (values.mutate === undefined) {
   const floors = JSON.parse(readFileSync(FLOORS, "utf8"));
   for (const name of values.only.split(",")) {
     const area = AREAS[name];

@@ -15,7 +15,7 @@ import {
 } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { nixlPackages } from "../../native/scripts/nixl-packages.mjs";
+import { nixlPackages } from "../../native/scripts/pack.mjs";
 import { root, run } from "../setup/setup.mjs";
 
 const EXPECTED = ["owner: notified of read", "read 196608 bytes; the last byte is 7"];

@@ -44,7 +44,7 @@ const standIn = [
   "transfer/notification-flood",
   "transfer/stray-errors",
   "backends/backend-errors",
-  "process/copies",
+  "process/children",
   "process/environment",
 ];
 const real = short
@@ -56,7 +56,6 @@ const real = short
       "transfer/two-processes",
       "process/invalid-calls",
       "memory/host-memory",
-      "process/garbage-collection",
       "memory/files",
     ];
 if (!nixl.ready) console.error(`without real NIXL: ${nixl.why}`);

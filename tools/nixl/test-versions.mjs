@@ -1,6 +1,6 @@
 // npm run test:versions [-- 1.0.1 1.5.1]: runs the tests of @kv/nixl over UCX against several
-// versions of NIXL. Each is fetched with pip (50 to 80 MB) into a cache below node_modules. The
-// last lines are a table.
+// versions of NIXL, and then the programs of native/upstream against the default one. Each is
+// fetched with pip (50 to 80 MB) into a cache below node_modules. The last lines are a table.
 import { spawnSync } from "node:child_process";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
@@ -56,6 +56,8 @@ for (const version of versions) {
       .join("; ") || "-",
   ]);
 }
+const upstream = ["--config", "tools/vllm/vitest.config.ts", "tools/nixl/upstream-faults.live.ts"];
+const faults = spawnSync(vitest, ["run", ...upstream], { cwd: root, stdio: "inherit" });
 const head = [
   "NIXL",
   "tests over UCX",
@@ -64,4 +66,5 @@ const head = [
   "plugins that do not",
 ];
 for (const row of [head, head.map(() => "---"), ...rows]) console.log(`| ${row.join(" | ")} |`);
-process.exitCode = rows.every(([, outcome]) => outcome === "pass") ? 0 : 1;
+const isPassed = rows.every(([, outcome]) => outcome === "pass");
+process.exitCode = isPassed && faults.status === 0 ? 0 : 1;

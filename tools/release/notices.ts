@@ -13,9 +13,14 @@ const BUNDLED: Readonly<Record<string, readonly string[]>> = {
   "packages/kv-plan": ["packages/kv-plan/node_modules/zod"],
 };
 
-/** MPL-2.0 is that of a library of vitest, which is a peer of @kv/conformance. */
+/**
+ * MPL-2.0 is that of a library of vitest, which is a peer of @kv/conformance; Python-2.0 and
+ * Unlicense are those of what @kubernetes/client-node needs.
+ */
 const ALLOWED_LICENSES = new Set(
-  "0BSD Apache-2.0 BSD-2-Clause BSD-3-Clause BlueOak-1.0.0 ISC MIT MPL-2.0".split(" "),
+  "0BSD Apache-2.0 BSD-2-Clause BSD-3-Clause BlueOak-1.0.0 ISC MIT MPL-2.0 Python-2.0 Unlicense".split(
+    " ",
+  ),
 );
 
 /** Shared libraries beside the addon, whose licenses and sources its ATTRIBUTIONS.md names. */

@@ -6,7 +6,6 @@ import {
   examplesOf,
   installLine,
   missingLines,
-  NEEDS_ETCD,
   NOT_RUN,
   needsNixl,
   type ReadmeExample,
@@ -59,7 +58,7 @@ export async function examineInstalled(
   const readme = await readFile(join(installed, "README.md"), "utf8");
   for (const example of examplesOf(short, readme)) {
     if (NOT_RUN[example.id] !== undefined && example.id !== "conformance-1") continue;
-    if ((needsNixl(example.id) && !nixl) || example.id === NEEDS_ETCD) continue;
+    if (needsNixl(example.id) && !nixl) continue;
     for (const node of nodes) {
       const found = await exampleProblems(example, folder, node).catch((error: Error) => [
         error.message,

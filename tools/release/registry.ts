@@ -1,10 +1,9 @@
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { existsSync } from "node:fs";
-import { mkdir, rename, rm, writeFile } from "node:fs/promises";
-import { createServer } from "node:net";
-import { homedir } from "node:os";
+import { mkdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
+import { cachedFolder } from "../setup/user-cache.mjs";
+import { freePort } from "../testing/src/http/listening.js";
 import { run } from "./tree.js";
 
 const VERDACCIO = {
@@ -15,36 +14,20 @@ const VERDACCIO = {
 };
 const DEADLINE_MS = 60_000;
 
-const cache = join(process.env["XDG_CACHE_HOME"] || join(homedir(), ".cache"), "kv-nixl");
-
 /** Installs packages once into a folder of the user's cache, and returns it. */
-export async function cachedTool(name: string, manifest: object): Promise<string> {
-  const folder = join(cache, name);
-  if (existsSync(folder)) return folder;
-  const work = `${folder}.${process.pid}`;
-  await mkdir(work, { recursive: true });
-  try {
+export const cachedTool = (name: string, manifest: object): Promise<string> =>
+  cachedFolder(name, async (work: string) => {
     await writeFile(join(work, "package.json"), JSON.stringify(manifest));
     await run("npm", ["install", "--ignore-scripts", "--no-audit", "--no-fund"], { cwd: work });
-    await rename(work, folder);
-  } finally {
-    await rm(work, { recursive: true, force: true });
-  }
-  return folder;
-}
+  });
 
 /** In the containers of kv-proxy and kv-epp. */
 export const CONTAINER_NODE = "26.12.1";
 
-export async function containerNode(): Promise<string> {
+export async function containerNode(version = CONTAINER_NODE): Promise<string> {
   const name = `node-linux-${process.arch}`;
-  const manifest = { private: true, dependencies: { [name]: CONTAINER_NODE } };
-  return join(
-    await cachedTool(`node-${CONTAINER_NODE}`, manifest),
-    "node_modules",
-    name,
-    "bin/node",
-  );
+  const manifest = { private: true, dependencies: { [name]: version } };
+  return join(await cachedTool(`node-${version}`, manifest), "node_modules", name, "bin/node");
 }
 
 export interface Registry extends AsyncDisposable {
@@ -77,14 +60,8 @@ export async function startRegistry(folder: string): Promise<Registry> {
   // JSON is YAML.
   await writeFile(file, JSON.stringify(config));
   const program = join(tool, "node_modules/verdaccio/bin/verdaccio");
-  const child = spawn(
-    process.execPath,
-    [program, "--config", file, "--listen", `127.0.0.1:${port}`],
-    {
-      cwd: folder,
-      stdio: "ignore",
-    },
-  );
+  const args = [program, "--config", file, "--listen", `127.0.0.1:${port}`];
+  const child = spawn(process.execPath, args, { cwd: folder, stdio: "ignore" });
   const url = `http://127.0.0.1:${port}/`;
   const npmrc = join(folder, "npmrc");
   await writeFile(
@@ -118,15 +95,4 @@ async function untilAnswers(url: string, exitCode: () => number | null): Promise
       throw new Error(`the registry did not answer within ${DEADLINE_MS} ms`);
     await new Promise((resolve) => setTimeout(resolve, 100));
   }
-}
-
-async function freePort(): Promise<number> {
-  const server = createServer().listen(0, "127.0.0.1");
-  await once(server, "listening");
-  const address = server.address();
-  server.close();
-  await once(server, "close");
-  if (address === null || typeof address === "string")
-    throw new Error("no free port on the loopback");
-  return address.port;
 }

@@ -15,14 +15,18 @@ import { tmpdir } from "node:os";
 import { basename, join, resolve } from "node:path";
 import { parseArgs } from "node:util";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
-import { HOW_TOS, type HowTo, writeFiles } from "../docs/how-to-pages.js";
+import { HOW_TOS, type HowTo, packageOf } from "../docs/how-to-pages.js";
+import { buildImages } from "../images/build-image.js";
+import { IMAGES } from "../images/containerfile.js";
 import { twoAtATime } from "../pack/outside.js";
+import { hasGo } from "../setup/go-tools.mjs";
 import { runtimeProblems } from "../tested/runtimes.js";
 import { auditProblems, scriptProblems } from "./audit.js";
 import { pageProblems } from "./follow-pages.js";
 import { licenseProblems, noticesOf, sbomOf, writeBundledNotices } from "./notices.js";
 import { examineInstalled, installInto, installLineOf } from "./outside-install.js";
 import { publishedPackages, readManifest, root } from "./packages.js";
+import { provenanceOf } from "./provenance.js";
 import { CONTAINER_NODE, containerNode, type Registry, startRegistry } from "./registry.js";
 import { BREAKING, secondReleaseProblems } from "./second-release.js";
 import { tarballLimitBytes, tarballProblems } from "./tarball-checks.js";
@@ -79,6 +83,13 @@ async function packAndCheck(names: readonly string[], into: string): Promise<voi
     report(name, tarballProblems(unpacked, folder, { addons: true }));
     report(name, length > limit ? [`its tarball has ${length} bytes, more than ${limit}`] : []);
   }
+}
+
+/** Lists every file of a release with its digest: nothing else is published. */
+async function writeProvenance(folder: string): Promise<void> {
+  const repository = readManifest(root).repository?.url ?? "";
+  const provenance = await provenanceOf(folder, { repository, checkout: root });
+  writeFileSync(join(folder, "provenance.json"), JSON.stringify(provenance, undefined, 2));
 }
 
 const unpackedFolder = (name: string) => join(work, "unpacked", name);
@@ -169,7 +180,7 @@ const allOf = <T>(items: readonly T[], action: (item: T) => Promise<void>) =>
 async function followHowTo({ page, module, demo }: HowTo, { npmrc }: Registry): Promise<void> {
   const folder = join(work, "how-to", page);
   try {
-    writeFiles(page, folder);
+    cpSync(packageOf(page), folder, { recursive: true });
     cpSync(npmrc, join(folder, ".npmrc"));
     for (const command of ["install --no-audit --no-fund", "run build", "test"])
       await run("npm", command.split(" "), { cwd: folder });
@@ -198,6 +209,7 @@ async function secondRelease(registry: Registry): Promise<void> {
   );
   const into = join(work, "second");
   await packAndCheck(changed, into);
+  await writeProvenance(into);
   await publish(into, registry);
   // What was not released fits both versions.
   for (const [name, version, expected] of [
@@ -233,6 +245,22 @@ try {
     writeBundledNotices(tree);
     await packAndCheck([...publishedPackages(tree).keys()], first);
   });
+  await step("container images", async () => {
+    mkdirSync(join(first, "images"));
+    await buildImages(
+      IMAGES.map(({ name }) => name),
+      join(first, "images"),
+      () => {},
+    );
+  });
+  if (hasGo())
+    await step("the Helm chart", async () => {
+      const args = [join(root, "tools/deploy/chart.mjs"), join(work, "chart")];
+      const archive = (await run(process.execPath, args, { cwd: root })).trim();
+      cpSync(archive, join(first, "chart", basename(archive)));
+    });
+  else console.log("SKIPPED  the Helm chart: Go is missing, which builds kustomize");
+  await step("provenance", () => writeProvenance(first));
   const newest = await step(`Node ${CONTAINER_NODE}`, containerNode);
   await using registry = await step("the registry", () => startRegistry(join(work, "registry")));
   await step("publish", () => publish(first, registry));

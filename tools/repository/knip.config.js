@@ -43,7 +43,7 @@ export default {
     },
     ".": { entry: [], project: ["*.ts"], stryker: { config: "tools/mutate/stryker.config.mjs" } },
     native: {
-      entry: ["scripts/build-*.mjs", "scripts/*.d.mts"],
+      entry: ["scripts/build-*.mjs"],
       ignoreDependencies: ["node-addon-api", "node-api-headers"],
     },
     examples: {
@@ -54,7 +54,7 @@ export default {
       entry: [
         ...workshop.map((name) => `${name}/**/*.{ts,mjs,cjs,js}`),
         "bench/*.mjs",
-        "bench/{fairness-attacks,fairness-proxy,fairness-turns,fast-upstream,main,proxy-upstream,turn-upstream}.ts",
+        "bench/{fairness-attacks,fairness-turns,main,proxy-upstream,turn-upstream}.ts",
         "bench/{growth/*,nixl/target}.ts",
         "bench/**/*.test.ts",
       ],
@@ -69,6 +69,7 @@ export default {
   ignoreBinaries: [
     "apt-get",
     "dpkg",
+    "dpkg-deb",
     "ip",
     "nvidia-smi",
     "openssl",
@@ -76,6 +77,7 @@ export default {
     "readelf",
     "ss",
     "taskset",
+    "systemd-analyze",
     "unshare",
   ],
   // setup.mjs and turbo run it.

@@ -2,13 +2,12 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, it } from "vitest";
 import { httpLimits } from "../../apps/demo/src/http/limits.js";
-import { PICKER_LIMITS } from "../../packages/epp/src/index.js";
+import { PICKER_LIMITS } from "../../packages/epp/test/support/picker-limits.js";
 import { SUBSCRIPTION_LIMITS } from "../../packages/fleet/src/kv-events/kv-event-batch.js";
 import { DEFAULT_TARGET_LIMITS } from "../../packages/nixl/src/bench/target.js";
-import { METADATA_LISTENER_LIMITS } from "../../packages/nixl/src/metadata/socket-metadata.js";
 import { WATCH_METRICS_LIMITS } from "../../packages/peer/src/cli/watch-command.js";
 import { PREFILL_LIMITS } from "../../packages/peer/src/headless/prefill-server.js";
-import { PROXY_LIMITS } from "../../packages/proxy/src/index.js";
+import { PROXY_LIMITS } from "../../packages/proxy/test/support/proxy-limits.js";
 import { sideChannelLimits } from "../../packages/side-channel/src/listener/limits.js";
 
 const root = join(import.meta.dirname, "../..");
@@ -53,6 +52,8 @@ interface Listener {
   readonly files: readonly string[];
 }
 
+/** The tries of the limits that engines' HTTP servers share. */
+const OF_ENGINES = "tools/testing/src/http/http-limits.ts";
 const LISTENERS: readonly Listener[] = [
   {
     heading: "Side channel",
@@ -89,17 +90,17 @@ const LISTENERS: readonly Listener[] = [
       maxRequestsPerAddress: "half of `maxRequests`",
       maxBodiesBytesPerAddress: "half of `maxBodiesBytes`",
     }),
-    files: ["apps/demo/src/http/limits.test.ts"],
+    files: ["apps/demo/src/http/limits.test.ts", OF_ENGINES],
   },
   {
     heading: "kv-peer prefill",
     limits: rowsOf(PREFILL_LIMITS),
-    files: ["packages/peer/test/limits.test.ts"],
+    files: ["packages/peer/test/limits.test.ts", OF_ENGINES],
   },
   {
     heading: "kv-peer watch, metrics port",
     limits: rowsOf(WATCH_METRICS_LIMITS),
-    files: ["packages/peer/test/limits.test.ts"],
+    files: ["packages/peer/test/limits.test.ts", OF_ENGINES],
   },
   {
     heading: "Subscription to KV events",
@@ -114,36 +115,28 @@ const LISTENERS: readonly Listener[] = [
     limits: rowsOf(DEFAULT_TARGET_LIMITS),
     files: ["packages/nixl/src/bench/target.test.ts"],
   },
-  {
-    heading: "listenForMetadata of @kv/nixl",
-    limits: rowsOf(METADATA_LISTENER_LIMITS),
-    files: ["packages/nixl/src/metadata/socket-metadata.test.ts"],
-  },
 ];
 
-/** The rows of the table under a heading of SECURITY.md, as cells. */
-function rowsUnder(heading: string): string[][] {
+/** The limits under a heading of SECURITY.md: name, default, and what happens at it. */
+function limitsUnder(heading: string): { name: string; value: string; effect: string }[] {
   const page = readFileSync(join(root, "SECURITY.md"), "utf8");
   const [, section = ""] = page.split(`\n### ${heading}\n`);
   const [own = ""] = section.split(/\n##/);
-  return own
-    .split("\n")
-    .filter((line) => line.startsWith("| `"))
-    .map((line) =>
-      line
-        .split("|")
-        .slice(1, -1)
-        .map((cell) => cell.trim()),
-    );
+  const [, ...items] = own.replaceAll(/\n {2,}/g, " ").split("\n- ");
+  return items.flatMap((item) => {
+    const [effect = ""] = item.split(": ");
+    const limits = item.matchAll(/`([^`]+)` \(((?:[^()]|\([^()]*\))*)\)/g);
+    return Array.from(limits, ([, name = "", value = ""]) => ({ name, value, effect }));
+  });
 }
+
+const sorted = (limits: Iterable<readonly [string, string]>) => [...limits].toSorted();
 
 describe("SECURITY.md has each limit with its default, what happens at it, and a test that reaches it", () => {
   it.each(LISTENERS)("$heading", ({ heading, limits, files }) => {
-    const rows = rowsUnder(heading);
-    expect(rows.map(([name, value]) => [name, value])).toEqual(
-      limits.map(([name, value]) => [`\`${name}\``, value]),
-    );
-    for (const [name, , effect = ""] of rows) expect(effect.length, name).toBeGreaterThan(2);
+    const listed = limitsUnder(heading);
+    expect(sorted(listed.map(({ name, value }) => [name, value]))).toEqual(sorted(limits));
+    for (const { name, effect } of listed) expect(effect.length, name).toBeGreaterThan(2);
     const tests = files.map((file) => readFileSync(join(root, file), "utf8")).join("\n");
     for (const [name] of limits)
       expect(tests, `${heading}: no test of ${name}`).toMatch(testOf(name));
@@ -154,7 +147,7 @@ it("A3, A11: each endpoint of SECURITY.md says what one client or peer can cause
   const page = readFileSync(join(root, "SECURITY.md"), "utf8");
   const [, table = ""] = page.split(/\n\| endpoint \|[^\n]*\n[^\n]*\n/);
   const rows = table.slice(0, table.indexOf("\n\n")).split("\n");
-  expect(rows.length).toBe(10);
+  expect(rows.length).toBe(12);
   for (const row of rows) {
     const cell = row.split(/ \| /).at(-1) ?? "";
     if (cell.startsWith("nothing bounds it")) continue;
@@ -174,5 +167,5 @@ it("A3, A11: each endpoint of SECURITY.md says what one client or peer can cause
 /** A test's title that has the limit's name, or the limit's entry in a map of what is tried. */
 function testOf(name: string): RegExp {
   const escaped = name.replaceAll(/[.*+?^${}()|[\]\\]/g, "\\$&");
-  return new RegExp(`test\\("[^"]*\\b${escaped}\\b|^ {2}(async )?"?${escaped}"?[(:]`, "m");
+  return new RegExp(`test\\("[^"]*\\b${escaped}\\b|^ {2,4}(async )?"?${escaped}"?[(:]`, "m");
 }

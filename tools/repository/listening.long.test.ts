@@ -16,65 +16,25 @@ import { freePorts } from "../vllm/free-ports.js";
  */
 const root = join(import.meta.dirname, "../..");
 const children: ChildProcess[] = [];
-const PROXY = [
-  "kv-proxy",
-  "--prefill",
-  "127.0.0.1:1",
-  "--decode",
-  "127.0.0.1:1",
-  "--pairing",
-  "off",
-];
-const EPP = ["kv-epp", ...PROXY.slice(1)];
+const INSTANCES = "--prefill 127.0.0.1:1 --decode 127.0.0.1:1 --pairing off --port PORT";
+const NAMESPACE = "--block-length 64KiB --fingerprint f --hash-seed s --memory 1MiB";
 /**
  * By the first column of the table: the entry and its arguments. A port's placeholder in the table
  * is the flag or the variable before it here.
  */
-const PROGRAMS: Readonly<Record<string, readonly string[]>> = {
-  "kv-proxy": [...PROXY, "--port", "PORT"],
-  "kv-proxy --admin-port": [...PROXY, "--port", "PORT", "--admin-port", "PORT"],
-  "kv-proxy --sidecar": [
-    "kv-proxy",
-    "--sidecar",
-    "--vllm-port",
-    "1",
-    "--allow-prefill",
-    "10.0.0.0/8",
-    "--pairing",
-    "off",
-    "--port",
-    "PORT",
-  ],
-  "kv-epp": [...EPP, "--port", "PORT"],
-  "kv-epp --health-port --metrics-port": [
-    ...EPP,
-    "--port",
-    "PORT",
-    "--health-port",
-    "PORT",
-    "--metrics-port",
-    "PORT",
-  ],
-  "kv-peer prefill": [
-    "kv-peer",
-    "prefill",
-    "--from",
-    "RECORDING",
-    "--port",
-    "PORT",
-    "--side-channel-port",
-    "PORT",
-  ],
-  "kv-peer watch --metrics-port": [
-    "kv-peer",
-    "watch",
-    "--pair",
-    "http://127.0.0.1:1",
-    "--metrics-port",
-    "PORT",
-  ],
-  "kv-nixl bench --listen": ["kv-nixl", "bench", "--listen", "PORT"],
-  "demo prefill": ["demo", "prefill", "--port", "PORT", "VLLM_NIXL_SIDE_CHANNEL_PORT", "PORT"],
+const PROGRAMS: Readonly<Record<string, string>> = {
+  "kv-proxy": `kv-proxy ${INSTANCES}`,
+  "kv-proxy --admin-port": `kv-proxy ${INSTANCES} --admin-port PORT`,
+  "kv-proxy --sidecar":
+    "kv-proxy --sidecar --vllm-port 1 --allow-prefill 10.0.0.0/8 --pairing off --port PORT",
+  "kv-epp": `kv-epp ${INSTANCES}`,
+  "kv-epp --health-port --metrics-port": `kv-epp ${INSTANCES} --health-port PORT --metrics-port PORT`,
+  "kv-peer prefill": "kv-peer prefill --from RECORDING --port PORT --side-channel-port PORT",
+  "kv-peer watch --metrics-port": "kv-peer watch --pair http://127.0.0.1:1 --metrics-port PORT",
+  "kv-pool serve": `kv-pool serve ${NAMESPACE} --port PORT`,
+  "kv-pool serve --admin-port": `kv-pool serve ${NAMESPACE} --port PORT --admin-port PORT`,
+  "kv-nixl bench --listen": "kv-nixl bench --listen PORT",
+  "demo prefill": "demo prefill --port PORT VLLM_NIXL_SIDE_CHANNEL_PORT PORT",
 };
 
 const rows = Array.from(
@@ -110,7 +70,7 @@ describe.each(rows)("$name", ({ name, listens }) => {
   test.skipIf(needsNixl && nixlMissing !== undefined)(
     "listens on what SECURITY.md says",
     async () => {
-      const [entry = "", ...words] = PROGRAMS[name] ?? [];
+      const [entry = "", ...words] = (PROGRAMS[name] ?? "").split(" ");
       const free = await freePorts(words.length);
       const ports = new Map<string, number>();
       const filled = words.map((word, at) => {

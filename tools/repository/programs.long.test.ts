@@ -6,6 +6,7 @@ import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { runCommand } from "@kv/program";
 import { isLongRun, someOf } from "@kv/testing/long-run";
 import { builtProgram } from "@kv/testing/node-programs";
 import { afterAll, beforeAll, describe, expect, it } from "vitest";
@@ -16,85 +17,56 @@ interface Program {
   readonly name: string;
   readonly folder: string;
   /** A call that ends with a `KvError`; undefined where none does. */
-  readonly wrong?: readonly string[];
+  readonly wrong?: string;
   /** What is typed after its name, and what bash completes. */
-  readonly completed: { readonly typed: readonly string[]; readonly found: string };
+  readonly completed: readonly [typed: string, found: string];
   /** The headings of its options in the help, in their order. */
-  readonly headings?: readonly string[];
+  readonly headings?: string;
 }
 
 const PROGRAMS: readonly Program[] = [
   {
     name: "kv-plan",
     folder: "kv-plan",
-    headings: [
-      "Options",
-      "Model",
-      "Engines",
-      "Sample request",
-      "What the engines may do",
-      "Report",
-      "Commands",
-    ],
-    wrong: ["--config", "/nowhere"],
-    completed: { typed: ["--poo"], found: "--pool" },
+    headings: "Options; Model; Engines; Sample request; What the engines may do; Report; Commands",
+    wrong: "--config /nowhere",
+    completed: ["--poo", "--pool"],
   },
   {
     name: "kv-peer",
     folder: "peer",
-    wrong: ["diff", "/nowhere", "/nowhere"],
-    completed: { typed: ["doctor", "--prefi"], found: "--prefill" },
+    wrong: "diff /nowhere /nowhere",
+    completed: ["doctor --prefi", "--prefill"],
   },
   {
     name: "kv-proxy",
     folder: "proxy",
-    headings: [
-      "Options",
-      "Instances",
-      "Discovery",
-      "Health checks",
-      "Pairing",
-      "Routing",
-      "Transfer",
-      "Further turns",
-      "Sidecar",
-      "Limits",
-      "Timeouts",
-      "Clients",
-      "Admin routes",
-      "Instances, as vLLM's toy proxy takes them",
-      "Commands",
-    ],
-    wrong: ["--prefill", "p:1"],
-    completed: { typed: ["--prefi"], found: "--prefill" },
+    headings:
+      "Options; Instances; Discovery; Health checks; Pairing; Routing; Transfer; Further turns; Sidecar; Limits; Timeouts; Clients; Admin routes; Instances, as vLLM's toy proxy takes them; Commands",
+    wrong: "--prefill p:1",
+    completed: ["--prefi", "--prefill"],
   },
   {
     name: "kv-epp",
     folder: "epp",
-    headings: [
-      "Options",
-      "Instances",
-      "Discovery",
-      "Health checks",
-      "Pairing",
-      "Routing",
-      "Answers",
-      "Limits",
-      "Timeouts",
-      "Health and metrics",
-      "TLS",
-      "Commands",
-    ],
-    wrong: ["--prefill", "p:1"],
-    completed: { typed: ["--prefi"], found: "--prefill" },
+    headings:
+      "Options; Instances; Discovery; Health checks; Pairing; Routing; Answers; Limits; Timeouts; Health and metrics; TLS; Commands",
+    wrong: "--prefill p:1",
+    completed: ["--prefi", "--prefill"],
   },
   {
     name: "kv-nixl",
     folder: "nixl",
-    wrong: ["bench", "--connect", "127.0.0.1:1"],
-    completed: { typed: ["bench", "--conn"], found: "--connect" },
+    wrong: "bench --connect 127.0.0.1:1",
+    completed: ["bench --conn", "--connect"],
   },
-  { name: "kv-neuron", folder: "neuron", completed: { typed: ["doc"], found: "doctor" } },
+  { name: "kv-neuron", folder: "neuron", completed: ["doc", "doctor"] },
+  {
+    name: "kv-pool",
+    folder: "pool",
+    wrong: "serve --port 0",
+    completed: ["serve --mem", "--memory"],
+  },
 ];
 
 /**
@@ -110,71 +82,54 @@ const COMPLETE = `
 
 /** Commands that commander and the completion add. */
 const OTHERS: readonly string[] = ["help", "complete"];
+const DEMO = join(root, "tools/setup/demo.mjs");
 
-function run({ name }: Program, args: readonly string[]) {
-  return output(process.execPath, [builtProgram(name), ...args]);
+async function output(command: string, args: readonly string[], env: NodeJS.ProcessEnv = {}) {
+  const ended = await runCommand(command, args, { env: { ...process.env, ...env } });
+  return { code: ended.exitCode, stdout: ended.stdout, stderr: ended.stderr };
 }
 
-function output(command: string, args: readonly string[], env: NodeJS.ProcessEnv = {}) {
-  const child = spawn(command, args, {
-    cwd: root,
-    stdio: ["ignore", "pipe", "pipe"],
-    env: { ...process.env, ...env },
-  });
-  let stdout = "";
-  let stderr = "";
-  child.stdout.on("data", (chunk) => {
-    stdout += chunk;
-  });
-  child.stderr.on("data", (chunk) => {
-    stderr += chunk;
-  });
-  return new Promise<{ code: number | null; stdout: string; stderr: string }>((resolve) => {
-    child.on("close", (code) => resolve({ code, stdout, stderr }));
-  });
+const run = ({ name }: Pick<Program, "name">, args: string) =>
+  output(process.execPath, [builtProgram(name), ...args.split(" ")]);
+
+async function expectFullDisk(program: string, call: string): Promise<void> {
+  const full = `${process.execPath} ${call} > /dev/full`;
+  const { code, stderr } = await output("bash", ["-c", full]);
+  expect(code).toBe(2);
+  const message = `^${program}: stdout cannot be written: .*ENOSPC.* \\[KV_CONFIG_INVALID\\]\n$`;
+  expect(stderr).toMatch(new RegExp(message));
 }
+
+const versionIn = (folder: string) =>
+  (JSON.parse(readFileSync(join(root, folder, "package.json"), "utf8")) as { version: string })
+    .version;
 
 describe.each(PROGRAMS)("$name", (program) => {
   const { name, folder, wrong, completed, headings } = program;
 
   it("prints its version and its help on stdout, and exits with 0", async () => {
-    const manifest = readFileSync(join(root, "packages", folder, "package.json"), "utf8");
-    const { version } = JSON.parse(manifest) as { readonly version: string };
-    const [shown, help] = await Promise.all([
-      run(program, ["--version"]),
-      run(program, ["--help"]),
-    ]);
+    const shown = await run(program, "--version");
+    const help = await run(program, "--help");
+    const version = versionIn(`packages/${folder}`);
     expect(shown).toEqual({ code: 0, stdout: `${version}\n`, stderr: "" });
     expect(help).toMatchObject({ code: 0, stderr: "" });
     expect(help.stdout).toContain(`Usage: ${name}`);
     // NO_COLOR holds: there are no colours.
     expect(help.stdout).not.toContain("\u001b");
+    expect(await run(program, "help")).toEqual(help);
   });
 
-  it("prints the same help for `help`", async () => {
-    const [asked, help] = await Promise.all([run(program, ["help"]), run(program, ["--help"])]);
-    expect(asked).toEqual(help);
-  });
-
-  it("first-contact.md: a full disk is an error, with exit code 2", async () => {
-    const call = `${process.execPath} ${builtProgram(name)} --help > /dev/full`;
-    const { code, stderr } = await output("bash", ["-c", call]);
-    expect({ code, stderr }).toEqual({
-      code: 2,
-      stderr: expect.stringMatching(
-        new RegExp(`^${name}: stdout cannot be written: .*ENOSPC.* \\[KV_CONFIG_INVALID\\]\n$`),
-      ),
-    });
-  });
+  it("first-contact.md: a full disk is an error, with exit code 2", () =>
+    expectFullDisk(name, `${builtProgram(name)} --help`));
 
   it("has a help of 100 columns at most, in groups, for each command", async () => {
-    const top = (await run(program, ["--help"])).stdout;
+    const top = (await run(program, "--help")).stdout;
     const found = [...top.matchAll(/^([A-Z].*):$/gm)].map(([, heading]) => heading);
-    if (headings !== undefined) expect(found).toEqual(headings);
+    if (headings !== undefined) expect(found.join("; ")).toBe(headings);
     const [, commands = ""] = top.split("\nCommands:\n");
     const names = [...commands.matchAll(/^ {2}([a-z]+) /gm)].map(([, command = ""]) => command);
     const own = names.filter((command) => !OTHERS.includes(command));
-    const helps = await Promise.all(own.map((command) => run(program, [command, "--help"])));
+    const helps = await Promise.all(own.map((command) => run(program, `${command} --help`)));
     for (const help of [top, ...helps.map(({ stdout }) => stdout)]) {
       expect(help.split("\n").filter((line) => line.length > 100)).toEqual([]);
       expect(help).not.toMatch(/default: (\[\]|undefined|null)/);
@@ -186,25 +141,22 @@ describe.each(PROGRAMS)("$name", (program) => {
     { timeout: 120_000 },
     async () => {
       // The set-up before it reports on stderr.
-      const { code, stdout } = await output(process.execPath, [
-        join(root, "tools/setup/cli.mjs"),
-        folder,
-        "--version",
-      ]);
+      const cli = [join(root, "tools/setup/cli.mjs"), folder, "--version"];
+      const { code, stdout } = await output(process.execPath, cli);
       expect(code).toBe(0);
       expect(stdout).toMatch(/^\d+\.\d+\.\d+\n$/);
     },
   );
 
   it.each(someOf(["bash", "zsh", "fish"], 3))("prints its completion for %s", async (shell) => {
-    const { code, stdout, stderr } = await run(program, ["complete", shell]);
+    const { code, stdout, stderr } = await run(program, `complete ${shell}`);
     expect({ code, stderr }).toEqual({ code: 0, stderr: "" });
     expect(stdout).toContain(`${shell} completion for ${name}`);
     expect(stdout).toContain(`${name} complete --`);
   });
 
   it("exits with 2 for a wrong call, and prints nothing on stdout", async () => {
-    const { code, stdout, stderr } = await run(program, ["--no-such-option"]);
+    const { code, stdout, stderr } = await run(program, "--no-such-option");
     expect({ code, stdout }).toEqual({ code: 2, stdout: "" });
     expect(stderr).toMatch(
       new RegExp(
@@ -222,12 +174,13 @@ describe.each(PROGRAMS)("$name", (program) => {
         mode: 0o755,
       });
       const env = { PATH: `${folder}:${process.env["PATH"]}` };
+      const [typed, found] = completed;
       const { stdout } = await output(
         "bash",
-        ["-c", COMPLETE, "bash", name, ...completed.typed],
+        ["-c", COMPLETE, "bash", name, ...typed.split(" ")],
         env,
       );
-      expect(stdout.trim().split("\n")).toContain(completed.found);
+      expect(stdout.trim().split("\n")).toContain(found);
     } finally {
       rmSync(folder, { recursive: true });
     }
@@ -242,10 +195,8 @@ describe.each(PROGRAMS)("$name", (program) => {
 });
 
 it("the demo prints its version, its help before any set-up, and exits with 2 for a wrong call", async () => {
-  const demo = (...args: string[]) =>
-    output(process.execPath, [join(root, "tools/setup/demo.mjs"), ...args]);
-  const manifest = readFileSync(join(root, "apps/demo/package.json"), "utf8");
-  const { version } = JSON.parse(manifest) as { readonly version: string };
+  const demo = (...args: string[]) => output(process.execPath, [DEMO, ...args]);
+  const version = versionIn("apps/demo");
   expect(await demo("--version")).toEqual({ code: 0, stdout: `${version}\n`, stderr: "" });
   expect(await demo("--help")).toMatchObject({ code: 0, stderr: "" });
   expect(await demo("help")).toEqual(await demo("--help"));
@@ -257,10 +208,10 @@ it("the demo prints its version, its help before any set-up, and exits with 2 fo
 
 it("a reader that goes away ends kv-plan quietly", async () => {
   const call = `node ${builtProgram("kv-plan")} --tp 8 --tp 8 --html --config`;
-  const pipe = `set -o pipefail; ${call} packages/kv-plan/models/llama-3.1-70b.json | head -1`;
+  const model = join(root, "packages/kv-plan/models/llama-3.1-70b.json");
+  const pipe = `set -o pipefail; ${call} ${model} | head -1`;
   const { code, stdout, stderr } = await output("bash", ["-c", pipe]);
-  expect(stdout).not.toBe("");
-  expect({ code, stderr }).toEqual({ code: 0, stderr: "" });
+  expect({ code, stdout, stderr }).toEqual({ code: 0, stdout: "<!doctype html>\n", stderr: "" });
 });
 
 describe("Ctrl-C ends a program that waits for a server without an answer", () => {
@@ -280,31 +231,17 @@ describe("Ctrl-C ends a program that waits for a server without an answer", () =
     server.close();
   });
 
-  it.each<[string, string, (url: string) => string[]]>([
+  it.each([
     [
       "kv-proxy, with a request in flight",
-      "proxy",
-      (target) => [
-        "--prefill",
-        target,
-        "--decode",
-        target,
-        "--port",
-        "0",
-        "--grace-ms",
-        "600000",
-        "--pairing",
-        "off",
-      ],
+      "--prefill URL --decode URL --port 0 --grace-ms 600000 --pairing off",
     ],
-    ["kv-peer watch", "peer", (target) => ["watch", "--pair", `http://${target}`]],
-    [
-      "kv-peer decode",
-      "peer",
-      (target) => ["decode", "--prefill", `http://${target}`, "--duration", "10m"],
-    ],
-  ])("%s", async (name, folder, args) => {
-    const child = spawn(process.execPath, [builtProgram(`kv-${folder}`), ...args(url)], {
+    ["kv-peer watch", "watch --pair http://URL"],
+    ["kv-peer decode", "decode --prefill http://URL --duration 10m"],
+  ])("%s", async (name, args) => {
+    const [program = ""] = name.split(/[ ,]/);
+    const words = args.replaceAll("URL", url).split(" ");
+    const child = spawn(process.execPath, [builtProgram(program), ...words], {
       cwd: root,
       stdio: ["ignore", "pipe", "inherit"],
     });
@@ -327,12 +264,5 @@ describe("Ctrl-C ends a program that waits for a server without an answer", () =
 
 it.each(["--help", "--version"])(
   "first-contact.md: a full disk is an error of `npm run demo -- %s` too",
-  async (flag) => {
-    const call = `${process.execPath} ${join(root, "tools/setup/demo.mjs")} ${flag} > /dev/full`;
-    const { code, stderr } = await output("bash", ["-c", call]);
-    expect({ code, stderr }).toEqual({
-      code: 2,
-      stderr: expect.stringMatching(/^kv-demo: stdout cannot be written: .*ENOSPC/),
-    });
-  },
+  (flag) => expectFullDisk("kv-demo", `${DEMO} ${flag}`),
 );

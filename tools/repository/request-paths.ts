@@ -21,6 +21,8 @@ export interface WarmRequest {
 export interface PathTable {
   /** Heading of the table. */
   readonly heading: string;
+  /** Heading of a table whose files run here as well; they have no second row. */
+  readonly after?: string | undefined;
   /** Name of the module whose files it lists. */
   readonly module: string;
   /** Files that run for the other half of an engine, which gets an empty step. */
@@ -43,8 +45,7 @@ export interface RequestPath {
 /** Files that have no row: barrels, errors and constants. Files of types run no function. */
 export const LEFT_OUT = /\/(index|building-blocks|[a-z-]*errors?|[a-z-]*constants)\.ts$/;
 
-const DECODE_HALF =
-  /\/(decode-worker|decode-requests|remote-requests|(pull|push)\/src\/scheduler)\.ts$/;
+const DECODE_HALF = /\/(decode-worker|decode-requests|(pull|push)\/src\/scheduler)\.ts$/;
 const PREFILL_HALF = /\/prefill-(worker|scheduler)\.ts$/;
 
 /** Two simulated engines on the memory transport; each has a connector of its own. */
@@ -80,10 +81,12 @@ function connectorPath(
 
 /** kv-proxy on real sockets, between a client and instances that answer at once. */
 function proxied(way: "pulled" | "streamed", most: number): RequestPath {
-  const heading = `The proxy: a ${way} request, from the socket to the answer`;
+  const headingOf = (one: typeof way) =>
+    `The proxy: a ${one} request, from the socket to the answer`;
+  const after = way === "streamed" ? headingOf("pulled") : undefined;
   return {
     modules: { proxy: "packages/proxy/src/index.ts" },
-    tables: [{ heading, module: "proxy", most }],
+    tables: [{ heading: headingOf(way), after, module: "proxy", most }],
     async start({ proxy: module }) {
       const { createProxy } = module as typeof import("@kv/proxy");
       const prefiller = await startUpstream(prefillOk);
@@ -154,7 +157,7 @@ const PICK: RequestPath = {
 /** A READ with a notification between two agents of this process. */
 const NATIVE_TRANSFER: RequestPath = {
   modules: { nixl: "packages/nixl/src/index.ts" },
-  tables: [{ heading: "A native transfer", module: "nixl", most: 7 }],
+  tables: [{ heading: "A native transfer", module: "nixl", most: 8 }],
   missing: nixlMissing,
   async start({ nixl: module }) {
     const { nixlTransport } = module as typeof import("@kv/nixl");
@@ -195,10 +198,10 @@ const NATIVE_TRANSFER: RequestPath = {
 
 /** The ways that are measured. */
 export const REQUEST_PATHS: readonly RequestPath[] = [
-  connectorPath("pull", { d: 34, p: 19 }),
-  connectorPath("push", { d: 34, p: 37 }),
-  proxied("pulled", 32),
-  proxied("streamed", 33),
+  connectorPath("pull", { d: 21, p: 14 }),
+  connectorPath("push", { d: 22, p: 22 }),
+  proxied("pulled", 28),
+  proxied("streamed", 29),
   PICK,
   NATIVE_TRANSFER,
 ];

@@ -17,10 +17,12 @@ const USERS = [
   "packages/proxy/src/http/server.ts",
 ];
 /** Listeners of TCP, and the name that counts a client's connections there, an IPv6 /64 as one. */
-const TCP_SERVERS: Readonly<Record<string, RegExp | "takes no connection">> = {
+const TCP_SERVERS: Readonly<
+  Record<string, RegExp | "takes no connection" | "takes one connection">
+> = {
   "packages/epp/src/server/grpc-server.ts": /\bnew ClientConnections\(/,
-  "packages/nixl/src/bench/target.ts": /\bnew Sessions\(/,
-  "packages/nixl/src/metadata/socket-metadata.ts": /\bremoteAddressKey\(/,
+  "packages/nixl/src/bench/target.ts": "takes one connection",
+  "packages/pool/src/nixl-disk.ts": "takes no connection",
   "packages/proxy/src/workers/primary.ts": "takes no connection",
 };
 /** The sockets of ZeroMQ's protocol: its listener and its client. */
@@ -28,7 +30,6 @@ const SIDE_CHANNEL = /^packages\/side-channel\/src\//;
 /** Clients of TCP beside the side channel, each with the protocol that it speaks. */
 const TCP_CLIENTS: Readonly<Record<string, string>> = {
   "packages/nixl/src/bench/initiator.ts": "lines of JSON to the other side of kv-nixl bench",
-  "packages/nixl/src/metadata/socket-metadata.ts": "NIXL's own exchange of metadata",
 };
 /** What starts processes, beside packages/program, each with its reason. */
 const STARTS_PROCESSES: Readonly<Record<string, string>> = {

@@ -12,7 +12,7 @@ import { root } from "./source-files.js";
 // takes something away names it in docs/migration.md.
 const surface = (path: string) => join(import.meta.dirname, "surface", path);
 
-const PROGRAMS = ["kv-epp", "kv-neuron", "kv-nixl", "kv-peer", "kv-plan", "kv-proxy"];
+const PROGRAMS = ["kv-epp", "kv-neuron", "kv-nixl", "kv-peer", "kv-plan", "kv-pool", "kv-proxy"];
 
 function help(program: string, command: readonly string[]): string {
   const args = [builtProgram(program), ...command, "--help"];

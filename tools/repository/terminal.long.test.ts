@@ -6,8 +6,8 @@ import { createServer } from "node:http";
 import { type AddressInfo, createServer as createTcpServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { runCommand } from "@kv/program";
 import { builtProgram } from "@kv/testing/node-programs";
-import { recordedSpans } from "@kv/testing/recorded-spans";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { root, sourceFiles } from "./source-files.js";
 
@@ -43,23 +43,13 @@ test("only packages/program writes to the terminal", () => {
   expect(writing).toEqual(["packages/program/src/print.ts", "packages/program/src/run-program.ts"]);
 });
 
-/** Runs a built program to its end. */
-async function run(
-  [program = "", ...args]: readonly string[],
-  env: Readonly<Record<string, string>> = {},
-) {
-  const child = spawn(process.execPath, [builtProgram(program), ...args], {
-    cwd: folder,
+/** What a built program prints until its end. `words`: its name and arguments. */
+async function printed(words: string | readonly string[], env: NodeJS.ProcessEnv = {}) {
+  const [program = "", ...args] = typeof words === "string" ? words.split(" ") : words;
+  const { stdout, stderr } = await runCommand(process.execPath, [builtProgram(program), ...args], {
     env: { ...process.env, ...env },
-    stdio: ["ignore", "pipe", "pipe"],
   });
-  const [stdout, stderr] = [child.stdout, child.stderr].map((stream) => {
-    const chunks: Buffer[] = [];
-    stream.on("data", (chunk: Buffer) => chunks.push(chunk));
-    return () => Buffer.concat(chunks).toString();
-  }) as [() => string, () => string];
-  await once(child, "close");
-  return { stdout: stdout(), stderr: stderr() };
+  return { stdout, stderr, all: stdout + stderr };
 }
 
 /** The text is shown, and nothing of it is obeyed. */
@@ -102,26 +92,18 @@ describe("a hostile peer", () => {
     bench.close();
   });
 
-  test.each<[string, () => string[]]>([
-    ["kv-peer doctor", () => ["doctor", "--prefill", url, "--decode", url, "--no-bytes"]],
-    ["kv-peer decode", () => ["decode", "--prefill", url, "--requests", "1"]],
-    ["kv-peer record", () => ["record", "--prefill", url, "--to", join(folder, "recording")]],
-    ["kv-peer watch", () => ["watch", "--pair", `${url},${url}`, "--once"]],
-    ["kv-nixl bench", () => ["bench", "--connect", benchAddress]],
-  ])("%s shows what it says", async (name, args) => {
-    const { stdout, stderr } = await run([name.split(" ")[0] ?? "", ...args()]);
-    expectShown(stdout + stderr);
+  test.each<[string, () => string]>([
+    ["kv-peer doctor", () => `--prefill ${url} --decode ${url} --no-bytes`],
+    ["kv-peer decode", () => `--prefill ${url} --requests 1`],
+    ["kv-peer record", () => `--prefill ${url} --to ${join(folder, "recording")}`],
+    ["kv-peer watch", () => `--pair ${url},${url} --once`],
+    ["kv-nixl bench", () => `--connect ${benchAddress}`],
+  ])("%s shows what it says", async (command, args) => {
+    expectShown((await printed(`${command} ${args()}`)).all);
   });
 
   test("--json says it exactly, in escapes", async () => {
-    const { stdout, stderr } = await run([
-      "kv-peer",
-      "doctor",
-      "--prefill",
-      url,
-      "--no-bytes",
-      "--json",
-    ]);
+    const { stdout, stderr } = await printed(`kv-peer doctor --prefill ${url} --no-bytes --json`);
     expectShown(stdout);
     expect(stderr).toBe("");
     const { checks } = JSON.parse(stdout) as { checks: { found: string }[] };
@@ -130,60 +112,47 @@ describe("a hostile peer", () => {
 });
 
 describe("a hostile file", () => {
-  const { tracer, line } = recordedSpans();
-  const request = tracer.start("kv_proxy.request", { attributes: { "kv.request_id": HOSTILE } });
-  tracer.start(HOSTILE, { parent: request?.traceparent })?.end();
-  request?.end();
   const model = JSON.parse(
     readFileSync(join(root, "packages/kv-plan/models/qwen3-0.6b.json"), "utf8"),
   ) as object;
 
+  const modelFile = () => file(`${HOSTILE}.json`, model);
   test.each<[string, () => string[]]>([
-    ["kv-peer trace", () => ["trace", file("trace", `${line()}\n`)]],
-    ["kv-peer trace of no trace", () => ["trace", file("no-trace", HOSTILE)]],
     [
       "kv-peer diff",
       () => {
-        file("recording-1/manifest.json", {
-          version: 1,
-          prefill: { url: [HOSTILE] },
-          [HOSTILE]: 1,
-        });
+        const manifest = { version: 1, prefill: { url: [HOSTILE] }, [HOSTILE]: 1 };
+        file("recording-1/manifest.json", manifest);
         return ["diff", join(folder, "recording-1", HOSTILE), join(folder, "recording-1")];
       },
     ],
-    [
-      "kv-plan --config",
-      () => ["--config", file(`${HOSTILE}.json`, model), "--tp", "2", "--tp", "1"],
-    ],
-    ["kv-plan --html", () => ["--config", file(`${HOSTILE}.json`, model), "--tp", "2", "--html"]],
+    ["kv-plan --config", () => ["--tp", "2", "--tp", "1", "--config", modelFile()]],
+    ["kv-plan --html", () => ["--tp", "2", "--html", "--config", modelFile()]],
     ["kv-plan --file", () => ["--file", file("pair.json", HOSTILE)]],
     ["kv-proxy", () => ["--config", file("proxy.json", { [HOSTILE]: HOSTILE })]],
     ["kv-epp", () => ["--config", file("epp.json", { [HOSTILE]: HOSTILE })]],
     ["demo", () => ["proxy", "--config", JSON.stringify({ [HOSTILE]: HOSTILE })]],
   ])("%s shows what it says", async (name, args) => {
-    const { stdout, stderr } = await run([name.split(" ")[0] ?? "", ...args()]);
-    expectShown(stdout + stderr);
+    expectShown((await printed([name.split(" ")[0] ?? "", ...args()])).all);
   });
 
   test("a page on stdout is the page in a file", async () => {
-    const args = ["kv-plan", "--config", file("model.json", model), "--tp", "2", "--html"];
+    const command = `kv-plan --config ${file("model.json", model)} --tp 2 --html`;
     const page = join(folder, "page.html");
-    await run([...args, "--out", page]);
-    expect((await run(args)).stdout).toBe(readFileSync(page, "utf8"));
+    await printed(`${command} --out ${page}`);
+    expect((await printed(command)).stdout).toBe(readFileSync(page, "utf8"));
   });
 });
 
-test.each<[string, string[], string]>([
-  ["kv-nixl", ["where"], "KV_NIXL_LIBRARY"],
-  ["kv-nixl", ["doctor", "--no-pair"], "KV_NIXL_LIBRARY"],
-  ["kv-neuron", ["doctor", "--no-init"], "KV_NRT_LIBRARY"],
-  ["kv-proxy", ["--prefill", "p:1", "--decode", "d:1"], "OTEL_EXPORTER_OTLP_ENDPOINT"],
-  ["kv-epp", ["--prefill", "p:1", "--decode", "d:1"], "OTEL_EXPORTER_OTLP_ENDPOINT"],
-  ["demo", ["proxy"], "OTEL_EXPORTER_OTLP_ENDPOINT"],
-])("%s %j shows a hostile %s", async (program, args, variable) => {
-  const { stdout, stderr } = await run([program, ...args], { [variable]: `/nowhere/${HOSTILE}` });
-  expectShown(stdout + stderr);
+test.each([
+  ["kv-nixl where", "KV_NIXL_LIBRARY"],
+  ["kv-nixl doctor --no-pair", "KV_NIXL_LIBRARY"],
+  ["kv-neuron doctor --no-init", "KV_NRT_LIBRARY"],
+  ["kv-proxy --prefill p:1 --decode d:1", "OTEL_EXPORTER_OTLP_ENDPOINT"],
+  ["kv-epp --prefill p:1 --decode d:1", "OTEL_EXPORTER_OTLP_ENDPOINT"],
+  ["demo proxy", "OTEL_EXPORTER_OTLP_ENDPOINT"],
+])("%s shows a hostile %s", async (command, variable) => {
+  expectShown((await printed(command, { [variable]: `/nowhere/${HOSTILE}` })).all);
 });
 
 test("kv-proxy: the log shows what a client and an instance say", async () => {
@@ -196,19 +165,8 @@ test("kv-proxy: the log shows what a client and an instance say", async () => {
   });
   await once(instance.listen(0, "127.0.0.1"), "listening");
   const at = `127.0.0.1:${(instance.address() as AddressInfo).port}`;
-  const args = [
-    "--prefill",
-    at,
-    "--decode",
-    at,
-    "--port",
-    "0",
-    "--pairing",
-    "off",
-    "--log-level",
-    "debug",
-  ];
-  const child = spawn(process.execPath, [builtProgram("kv-proxy"), ...args], {
+  const args = `--prefill ${at} --decode ${at} --port 0 --pairing off --log-level debug`;
+  const child = spawn(process.execPath, [builtProgram("kv-proxy"), ...args.split(" ")], {
     stdio: ["ignore", "pipe", "pipe"],
   });
   const log: Buffer[] = [];

@@ -1,5 +1,5 @@
-// npm run kv-proxy, kv-epp, kv-peer, kv-nixl, kv-plan, kv-neuron: sets up what is missing, then
-// runs that program. Only the program writes to stdout.
+// npm run kv-proxy, kv-epp, kv-pool, kv-peer, kv-nixl, kv-plan, kv-neuron: sets up what is missing,
+// then runs that program. Only the program writes to stdout.
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
@@ -13,6 +13,7 @@ const NATIVE = {
   neuron: "addon",
   nixl: "addon",
   peer: "nixl",
+  pool: "nixl",
   proxy: "none",
 };
 

@@ -1,13 +1,11 @@
 // Commands and modules that Go fetches through its module proxy and checks against its checksum
 // database.
 import { spawnSync } from "node:child_process";
-import { mkdirSync, renameSync, rmSync } from "node:fs";
-import { homedir, tmpdir } from "node:os";
+import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
 import { run } from "./setup.mjs";
-
-const cache = join(process.env.XDG_CACHE_HOME || join(homedir(), ".cache"), "kv-nixl");
+import { cache, cachedFolder } from "./user-cache.mjs";
 
 function go() {
   return ["go", "/usr/local/go/bin/go"].find(
@@ -32,8 +30,7 @@ export const hasGo = () => go() !== undefined;
 
 /** In the user's cache, on PATH, or built into that cache. `probe`: arguments that end with 0. */
 export function goTool({ name, version, source, probe }) {
-  const folder = join(cache, `${name}-${version}`);
-  const cached = join(folder, "bin", name);
+  const cached = join(cache, `${name}-${version}`, "bin", name);
   /** Undefined where the machine has none. Fetches nothing. */
   const find = () => [cached, name].find((command) => spawnSync(command, probe).status === 0);
   const fetch = async () => {
@@ -43,16 +40,10 @@ export function goTool({ name, version, source, probe }) {
     if (command === undefined)
       throw new Error(`${name} is missing, and so is Go, which builds it: install Go`);
     process.stderr.write(`build ${name} ${version} (once) …\n`);
-    const work = join(cache, `${name}-${process.pid}`);
-    try {
-      mkdirSync(join(work, "bin"), { recursive: true });
+    await cachedFolder(`${name}-${version}`, (work) => {
       const env = { ...process.env, GOBIN: join(work, "bin") };
-      await fetched(() => run(command, ["install", `${source}@v${version}`], { env }));
-      rmSync(folder, { recursive: true, force: true });
-      renameSync(work, folder);
-    } finally {
-      rmSync(work, { recursive: true, force: true });
-    }
+      return fetched(() => run(command, ["install", `${source}@v${version}`], { env }));
+    });
     return cached;
   };
   return { find, fetch };

@@ -42,15 +42,15 @@ export function run(command, args, { cwd = root, show = false, env = process.env
   });
 }
 
-/** The terminal's SIGINT reaches both. Resolves with the exit code. */
-export function runInTerminal(command, args, env = process.env) {
-  const child = spawn(command, args, { cwd: root, env, stdio: "inherit" });
+/** The terminal's SIGINT reaches both. Resolves with the exit code, also after `timeout` ms. */
+export function runInTerminal(command, args, env = process.env, timeout = undefined) {
+  const child = spawn(command, args, { cwd: root, env, stdio: "inherit", timeout });
   for (const signal of ["SIGTERM", "SIGHUP"]) process.on(signal, () => child.kill(signal));
   return new Promise((resolve) => child.on("close", (code) => resolve(code ?? 1)));
 }
 
-export const turboInTerminal = (args, env) =>
-  runInTerminal(program("turbo"), ["run", ...args], { ...turboEnv, ...env });
+export const turboInTerminal = (args, env, timeout) =>
+  runInTerminal(program("turbo"), ["run", ...args], { ...turboEnv, ...env }, timeout);
 
 /** The error of a failure has the output. */
 export const turbo = (...args) =>
@@ -146,6 +146,9 @@ export const runSource = (file, args) =>
 async function compile(tests) {
   try {
     await step("compile the addon", () => turbo("compile"));
+    // What turbo takes from its cache compiles nothing, and tests load a platform package's addon.
+    const { removeOutdatedAddons } = await import("../../native/scripts/platform-packages.mjs");
+    removeOutdatedAddons();
     if (tests) await step("compile what tests load", () => turbo("compile:stand-ins"));
   } catch (error) {
     // The build says what is missing and how to install it; compiler errors come before it.

@@ -13,6 +13,7 @@ import { fileURLToPath } from "node:url";
 import { Application } from "typedoc";
 import { build } from "vitepress";
 import { buildPlanner } from "../../packages/kv-plan/page/build.js";
+import { ICON_SVG, ICON_URL } from "../../packages/kv-plan/src/render/render-html.js";
 import { root } from "../repository/source-files.js";
 import { linked, readPages, slugOf, withDiagrams } from "./pages.js";
 import { sidebarOf } from "./sidebar.js";
@@ -47,6 +48,8 @@ export async function buildSite(out: string): Promise<readonly string[]> {
   const { repository } = JSON.parse(readFileSync(join(root, "package.json"), "utf8")) as {
     repository: { url: string };
   };
+  const plan = join(root, "packages/kv-plan/package.json");
+  const { version } = JSON.parse(readFileSync(plan, "utf8")) as { version: string };
   const home = repository.url.replace(/^git\+/, "").replace(/\.git$/, "");
   const dead: string[] = [];
   const { pages, files } = readPages();
@@ -63,6 +66,7 @@ export async function buildSite(out: string): Promise<readonly string[]> {
   const config = {
     title: "@kv",
     description: "Prefill/decode disaggregation that is compatible with vLLM, for Node",
+    head: [["link", { rel: "icon", href: ICON_URL }]],
     outDir: out,
     cacheDir: join(root, "node_modules/.cache/vitepress"),
     // Links are checked before, with their anchors.
@@ -75,6 +79,7 @@ export async function buildSite(out: string): Promise<readonly string[]> {
         { text: "Errors", link: "/errors" },
         { text: "Reference", link: "/reference/index.html", target: "_self" },
         { text: "kv-plan", link: "/planner.html", target: "_self" },
+        { text: version, link: "/releasing" },
       ],
       sidebar: sidebarOf(pages),
     },
@@ -92,13 +97,14 @@ export async function buildSite(out: string): Promise<readonly string[]> {
     join(work, "public/mermaid.js"),
   );
   await build(work);
-  await reference(join(out, "reference"));
+  writeFileSync(join(out, "icon.svg"), ICON_SVG);
+  await reference(join(out, "reference"), join(out, "icon.svg"));
   writeFileSync(join(out, "planner.html"), await buildPlanner());
   rmSync(work, { recursive: true, force: true });
   return dead;
 }
 
-async function reference(out: string): Promise<void> {
+async function reference(out: string, favicon: string): Promise<void> {
   const entryPoints = readdirSync(join(root, "packages")).flatMap((name) => {
     const folder = join(root, "packages", name);
     const manifest = join(folder, "package.json");
@@ -121,6 +127,7 @@ async function reference(out: string): Promise<void> {
     out,
     name: "@kv reference",
     tsconfig: join(root, "tsconfig.json"),
+    favicon,
     readme: "none",
     // The types were checked before.
     skipErrorChecking: true,

@@ -74,8 +74,8 @@ test("first-contact.md: the sidebar has each page once, and nothing else", () =>
 });
 
 test("headings get the ids of the repository's web pages", () => {
-  const text = "# Where did it go? `kv-peer trace`\n## A, b_c\n## A, b_c\n```\n# no heading\n```\n";
-  expect([...anchorsOf(text)]).toEqual(["where-did-it-go-kv-peer-trace", "a-b_c", "a-b_c-1"]);
+  const text = "# Where did it go? `kv-peer wire`\n## A, b_c\n## A, b_c\n```\n# no heading\n```\n";
+  expect([...anchorsOf(text)]).toEqual(["where-did-it-go-kv-peer-wire", "a-b_c", "a-b_c-1"]);
 });
 
 test("every code of the troubleshooting page is one of the closed list", () => {

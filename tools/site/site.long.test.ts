@@ -57,6 +57,16 @@ describe("the site", () => {
     }
   });
 
+  test("first-contact.md 9: each kind of page has an icon; the home page shows the version and a command", () => {
+    for (const page of ["index.html", "errors.html", "planner.html", "reference/index.html"])
+      expect(read(page), page).toMatch(/<link [^>]*rel="icon"/);
+    const file = join(root, "packages/kv-plan/package.json");
+    const { version } = JSON.parse(readFileSync(file, "utf8")) as { version: string };
+    const home = read("index.html");
+    expect(home).toMatch(new RegExp(`<span[^>]*>${version}</span>`));
+    expect(home).toMatch(/<div class="language-sh/);
+  });
+
   test("finds its pages by their words", () => {
     const index = JSON.parse(read("hashmap.json")) as Record<string, string>;
     expect(Object.keys(index)).toContain("troubleshooting.md");

@@ -18,11 +18,10 @@ export function recordOf(id: string): TestedRecord | undefined {
   return existsSync(file) ? (JSON.parse(readFileSync(file, "utf8")) as TestedRecord) : undefined;
 }
 
-/** The table "tested where", in Markdown, for a page. */
-function testedTable(page: string): string {
+/** The table "tested where", in Markdown. */
+function testedTable(): string {
   const rows = SUBJECTS.map(({ id, title, without, page: other }) => {
-    const folder = page.startsWith("docs/") ? "" : "docs/";
-    if (other !== undefined) return `| ${title} | [${other[0]}](${folder}${other[1]}) | |`;
+    if (other !== undefined) return `| ${title} | [${other[0]}](${other[1]}) | |`;
     const record = recordOf(id);
     if (record === undefined)
       return `| ${title} | **never**${without === "" ? "" : `: ${without}`} | |`;
@@ -52,13 +51,13 @@ function liveTable(): string {
 }
 
 /** The pages that have a table, between two comments. */
-export const PAGES = ["README.md", "docs/tested-where.md", "docs/vllm-versions.md"] as const;
+export const PAGES = ["docs/tested-where.md", "docs/vllm-versions.md"] as const;
 const BLOCK = /(<!-- tested where: made by tools\/tested -->\n)[\s\S]*?(\n?<!-- end -->)/;
 
 /** The text of a page, and what it must be by the records. */
 export function pageText(page: string): { found: string; wanted: string } {
   const found = readFileSync(root + page, "utf8");
-  const table = page === "docs/vllm-versions.md" ? liveTable() : testedTable(page);
+  const table = page === "docs/vllm-versions.md" ? liveTable() : testedTable();
   return {
     found,
     wanted: found.replace(

@@ -1,6 +1,6 @@
 /**
- * A request that depends on the split between prefill and decode. Its answer must equal that of one
- * server that computes it alone.
+ * It depends on the split between prefill and decode. The answer must equal that of one server
+ * alone.
  */
 export interface BoundaryCase {
   readonly name: string;
@@ -32,7 +32,6 @@ const casesOf = (path: BoundaryCase["path"], base: object, rows: readonly Row[])
     mustContain,
   }));
 
-/** Words of the tiny model's vocabulary. */
 export function words(count: number, seed: number): string {
   return Array.from(
     { length: count },
@@ -43,8 +42,8 @@ export function words(count: number, seed: number): string {
 const one = words(70, 1);
 const several = [words(40, 2), words(100, 3)];
 /**
- * A D that computes prompt log probabilities uses no cached blocks, and its engine dies when the
- * transfer parameters name too few blocks.
+ * The engine of a D that computes prompt log probabilities dies when the transfer parameters name
+ * too few blocks.
  */
 const twoBlocksEach = [words(40, 2), words(50, 3)];
 const ids = [one, ...several].map((text) => text.split(" ").map((word) => Number(word.slice(1))));
@@ -80,8 +79,7 @@ const completions = casesOf("/v1/completions", { ...greedy, prompt: one }, [
   ["a stream with usage", counted],
   ["a stream of several prompts", { prompt: several, ...counted }],
   ["a stream with n 2", { ...sampled, n: 2, ...counted }],
-  // Variants of cases that the toy proxy answers correctly for one prompt and n 1: several prompts,
-  // n 2, a stream.
+  // The toy proxy answers their simpler forms correctly.
   ["max_tokens 1, several prompts", { prompt: several, max_tokens: 1 }],
   ["max_tokens 1, streamed", { max_tokens: 1, min_tokens: 1, ...counted }],
   ["echo, n 2", { ...sampled, echo: true, n: 2 }, "leaks"],
@@ -191,20 +189,25 @@ const messagesApi = casesOf("/v1/messages", message, [
   ],
 ]);
 
-/** Requests that a server refuses. The proxy must return the server's status and message. */
+/** The proxy must return the server's status and message. */
 export const REFUSALS = casesOf("/v1/completions", { ...greedy, prompt: one }, [
   ["temperature out of range", { temperature: -1 }],
   ["an unknown model", { model: "other" }],
   ["a prompt longer than max_model_len", { prompt: words(1100, 5) }],
-  // P's leg has no stop strings, and `max_tokens` of its own, so P accepts these requests and holds
-  // blocks. Only D refuses them.
+  // P's leg has no stop strings, and `max_tokens` of its own: only D refuses these requests.
   ["more stop strings than the server takes", { stop: ["a", "b", "c", "d", "e"] }],
   ["max_tokens larger than max_model_len", { max_tokens: 5000 }],
 ]);
 
+export const greedyOf = (prompt: string | readonly string[], max_tokens: number) => ({
+  model: "tiny",
+  temperature: 0,
+  prompt,
+  max_tokens,
+});
+
 export const BOUNDARY_CASES = [...completions, ...chats, ...responses, ...messagesApi];
 
-/** A server finds nothing of it in its prefix cache. */
 export const salted = (body: BoundaryCase["body"]) => ({
   ...body,
   cache_salt: crypto.randomUUID(),
@@ -212,7 +215,7 @@ export const salted = (body: BoundaryCase["body"]) => ({
 
 type Fields = Record<string, unknown>;
 
-/** What two servers must agree on: no ids, no times; log probabilities rounded. */
+/** No ids, no times; log probabilities rounded. */
 export async function comparable(response: Response): Promise<unknown> {
   const text = await response.text();
   const type = (response.headers.get("content-type") ?? "").split(";")[0];
@@ -268,7 +271,7 @@ function callsOf(soFar: readonly Fields[], deltas: readonly Fields[]): Fields[] 
   return calls;
 }
 
-/** Event types without repetitions, the text, and the response in the last event. */
+/** Event types without repetitions. */
 function ofResponse(events: readonly Fields[]): unknown {
   const types = events.map(({ type }) => type);
   const isText = ({ type }: Fields) => type === "response.output_text.delta";
@@ -279,7 +282,6 @@ function ofResponse(events: readonly Fields[]): unknown {
   };
 }
 
-/** Event types without repetitions, blocks, and what the first and last events say. */
 function ofMessage(events: readonly Fields[]): unknown {
   const types = events.map(({ type }) => type);
   const blocks: string[] = [];
@@ -308,7 +310,7 @@ const IDENTITY = new Set([
   "input_tokens_details",
 ]);
 
-/** A server that computes the prompt counts its blocks as written to its cache; a D does not. */
+/** Only a server that computes the prompt counts its blocks as written to its cache. */
 function tokensOf({ input_tokens: input, output_tokens, ...cached }: Fields): Fields {
   const { cache_creation_input_tokens: created = 0, cache_read_input_tokens: read = 0 } = cached;
   return { input_tokens: Number(input) + Number(created) + Number(read), output_tokens };

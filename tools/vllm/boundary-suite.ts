@@ -3,6 +3,7 @@ import {
   BOUNDARY_CASES,
   type BoundaryCase,
   comparable,
+  greedyOf,
   REFUSALS,
   salted,
   words,
@@ -12,18 +13,15 @@ import { connectorMembersTest, frontSuite } from "./front-suite.js";
 import { waitSeconds } from "./held-blocks.js";
 import { COMPLETIONS, type ProxyPair } from "./proxy-pair.js";
 
-/**
- * For every boundary case `kv-proxy` must give the same answer as a single server. The toy proxy is
- * the negative control.
- */
+/** The toy proxy is the negative control. */
 export function boundarySuite(pair: ProxyPair): void {
   frontSuite(pair, { name: "kv-proxy", mode: "pull", open: () => pair.proxied() });
 
   describe("the toy proxy", () => {
     afterAll(() => pair.leaseEnded());
 
-    // The first request puts the full blocks into D's prefix cache. Otherwise D's engine would exit
-    // when the transfer parameters name fewer blocks than D lacks.
+    // The first request puts the full blocks into D's prefix cache: D's engine would exit when the
+    // transfer parameters name fewer blocks than D lacks.
     async function answersCorrectly({ path, body }: BoundaryCase): Promise<boolean> {
       const right = await comparable(await ask(pair.d.url + path, body));
       // D waits for ever when it gets the transfer parameters of another prompt.
@@ -64,7 +62,7 @@ export function boundarySuite(pair: ProxyPair): void {
 
   test("the first token is a stop token: kv-proxy answers like a single server, and P holds no blocks", async () => {
     const { url } = await pair.proxied();
-    const body = { model: "tiny", prompt: words(60, 7), temperature: 0, max_tokens: 8 };
+    const body = greedyOf(words(60, 7), 8);
     const first = (await (
       await ask(pair.d.url + COMPLETIONS, { ...body, max_tokens: 1, return_token_ids: true })
     ).json()) as {
@@ -79,7 +77,7 @@ export function boundarySuite(pair: ProxyPair): void {
 
   test("cached_tokens equals a single server's, for a completion, a stream and a chat", async () => {
     const { url } = await pair.proxied();
-    const completion = { model: "tiny", prompt: words(70, 12), max_tokens: 4 };
+    const completion = greedyOf(words(70, 12), 4);
     const counted = { ...completion, stream: true, stream_options: { include_usage: true } };
     const chat = {
       model: "tiny",
@@ -91,36 +89,28 @@ export function boundarySuite(pair: ProxyPair): void {
       [COMPLETIONS, counted],
       ["/v1/chat/completions", chat],
     ] as const) {
-      const [here, there] = [salted(body), salted(body)];
       // The second request finds the two full blocks of the prompt.
-      for (const cached of [0, 64]) {
-        const counts = await Promise.all([
-          cachedTokens(url + path, here),
-          cachedTokens(pair.d.url + path, there),
-        ]);
-        expect(counts).toEqual([cached, cached]);
-      }
+      expect(await cachedTwice(url + path, pair.d.url + path, body)).toEqual([
+        [0, 0],
+        [64, 64],
+      ]);
     }
     await pair.freed();
   });
 
   test("cached_tokens of several prompts: kv-proxy reports the sum, vLLM only the last prompt's", async () => {
     const { url } = await pair.proxied();
-    const body = { model: "tiny", prompt: [words(40, 13), words(100, 14)], max_tokens: 4 };
-    const [here, there] = [salted(body), salted(body)];
-    const counts = () =>
-      Promise.all([
-        cachedTokens(url + COMPLETIONS, here),
-        cachedTokens(pair.d.url + COMPLETIONS, there),
-      ]);
-    expect(await counts()).toEqual([0, 0]);
-    expect(await counts()).toEqual([32 + 96, 96]);
+    const body = greedyOf([words(40, 13), words(100, 14)], 4);
+    expect(await cachedTwice(url + COMPLETIONS, pair.d.url + COMPLETIONS, body)).toEqual([
+      [0, 0],
+      [32 + 96, 96],
+    ]);
     await pair.freed();
   });
 
   test("X-Request-Id is returned, and /v1/models lists D's models", async () => {
     const { url } = await pair.proxied();
-    const body = { model: "tiny", prompt: "t11 t12", max_tokens: 1 };
+    const body = greedyOf("t11 t12", 1);
     const answer = await ask(url + COMPLETIONS, body, {
       headers: { "x-request-id": "mine" },
     });
@@ -142,7 +132,7 @@ export function boundarySuite(pair: ProxyPair): void {
     };
     const passed = (head: string | undefined) =>
       Object.entries(headers).map(([name, value]) => head?.includes(`\r\n${name}: ${value}`));
-    const body = { model: "tiny", prompt: words(40, 15), max_tokens: 2 };
+    const body = greedyOf(words(40, 15), 2);
     for (const [at, through] of [url, toy].entries()) {
       expect((await ask(through + COMPLETIONS, body, { headers })).status).toBe(200);
       const isOurs = through === url;
@@ -157,7 +147,7 @@ export function boundarySuite(pair: ProxyPair): void {
     const { url } = await pair.proxied();
     const toy = await pair.toy();
     const headers = { "x-data-parallel-rank": "7" };
-    const body = { model: "tiny", prompt: words(40, 16), max_tokens: 2 };
+    const body = greedyOf(words(40, 16), 2);
     const answer = async (at: string) => comparable(await ask(at + COMPLETIONS, body, { headers }));
     const right = await answer(pair.d.url);
     expect(right).toMatchObject({ status: 400 });
@@ -165,6 +155,13 @@ export function boundarySuite(pair: ProxyPair): void {
     await pair.freed();
     expect(await answer(toy)).toMatchObject({ status: 200 });
   });
+}
+
+/** Of the same request at both places, and again. */
+async function cachedTwice(here: string, there: string, body: BoundaryCase["body"]) {
+  const [first, second] = [salted(body), salted(body)];
+  const counts = () => Promise.all([cachedTokens(here, first), cachedTokens(there, second)]);
+  return [await counts(), await counts()];
 }
 
 async function cachedTokens(url: string, body: unknown): Promise<number | undefined> {

@@ -11,14 +11,10 @@ export interface Completion {
 export type TransferParams = Readonly<Record<string, unknown>>;
 export type Tokens = readonly number[];
 
-/**
- * vLLM closes a connection that was idle for five seconds, possibly while the next request is on
- * its way.
- */
+/** vLLM closes an idle connection, possibly while the next request is on its way. */
 export const ONE_USE = { connection: "close" };
 
 export interface CallOptions {
-  /** `X-Request-Id`. In push both legs of a request carry the same id. */
   readonly id?: string;
   readonly signal?: AbortSignal;
   /** vLLM's prefix cache matches only requests with the same salt, or without any. */
@@ -28,7 +24,6 @@ export interface CallOptions {
 
 export const freshId = () => crypto.randomUUID();
 
-/** Greedy, and without end-of-sequence tokens. */
 export function completionBody(tokens: Tokens, maxTokens: number): Record<string, unknown> {
   return {
     model: "tiny",
@@ -40,7 +35,6 @@ export function completionBody(tokens: Tokens, maxTokens: number): Record<string
   };
 }
 
-/** Posts JSON, on a connection of its own. */
 export function ask(url: string, body: unknown, init: RequestInit = {}): Promise<Response> {
   const headers = {
     "content-type": "application/json",
@@ -50,7 +44,7 @@ export function ask(url: string, body: unknown, init: RequestInit = {}): Promise
   return fetch(url, { method: "POST", ...init, headers, body: JSON.stringify(body) });
 }
 
-/** Throws an error with the response's text when the status is not 2xx. */
+/** @throws The response's text, when the status is not 2xx. */
 export async function complete(
   url: string,
   body: Readonly<Record<string, unknown>>,
@@ -69,7 +63,6 @@ export async function complete(
   return JSON.parse(text) as Completion;
 }
 
-/** P computes the prompt and keeps its blocks for a D. */
 export async function prefill(
   url: string,
   tokens: Tokens,
@@ -82,7 +75,6 @@ export async function prefill(
   return params;
 }
 
-/** D gets the blocks and generates the tokens. */
 export async function decode(
   url: string,
   tokens: Tokens,
@@ -94,7 +86,6 @@ export async function decode(
   return tokensOf(await complete(url, body, options));
 }
 
-/** One worker does prefill and decode. */
 export async function plain(
   url: string,
   tokens: Tokens,
@@ -106,24 +97,19 @@ export async function plain(
 
 export const tokensOf = ({ choices }: Completion): Tokens => choices[0]?.token_ids ?? [];
 
-/** A request whose prompt another server has computed. */
-export interface Leg {
-  readonly params: TransferParams;
-  /** D's leg, with a salt: D would not read blocks that are in its prefix cache. */
-  decode(maxTokens: number, options?: CallOptions): Promise<Tokens>;
-}
-
-export async function prefilled(url: string, decoder: string, tokens: Tokens): Promise<Leg> {
+/** A request whose prompt the server at `url` has computed. */
+export async function prefilled(url: string, decoder: string, tokens: Tokens) {
   const id = freshId();
   const params = await prefill(url, tokens, { id });
   return {
     params,
-    decode: (maxTokens, options = {}) =>
+    /** With a salt: D would not read blocks that are in its prefix cache. */
+    decode: (maxTokens: number, options: CallOptions = {}) =>
       decode(decoder, tokens, maxTokens, params, { id, salt: id, ...options }),
   };
 }
 
-/** D's tokens for a prompt that P at `url` computes, also after a handshake timeout. */
+/** Also after a handshake timeout. */
 export function handedOver(
   url: string,
   d: { readonly url: string; log(): string },

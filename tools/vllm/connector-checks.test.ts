@@ -4,8 +4,8 @@ import { checkDigest } from "../../packages/peer/src/wire/compare-wire.js";
 import CHECKS from "../../packages/peer/src/wire/vllm-checks.json" with { type: "json" };
 import { connectorChecks } from "./connector-checks.js";
 
-// Each `raise` and `assert` of vLLM's NIXL connector is a row of the table of refusals, or is none
-// for one of these reasons.
+// Each check of vLLM's NIXL connector is a row of the table of refusals, or is none for one of
+// these reasons.
 
 const NO_REFUSAL: Readonly<Record<string, string>> = {
   settings: "one engine's own settings, whoever its peer is: it does not start",

@@ -2,15 +2,13 @@ import { readFileSync, writeFileSync } from "node:fs";
 
 const file = new URL("fixtures/connector-checks.tsv", import.meta.url);
 
-/** A `raise` or an `assert` of vLLM's NIXL connector. */
 export interface ConnectorCheck {
   readonly releases: readonly string[];
-  /** Rows of the table of refusals, or why it is none; "?" until somebody has looked at it. */
+  /** Rows of the table of refusals, or why it is none; "?" until somebody has looked. */
   readonly is: readonly string[];
   readonly check: string;
 }
 
-/** A line for each, with tabs between. */
 export function connectorChecks(): readonly ConnectorCheck[] {
   const lines = readFileSync(file, "utf8").trimEnd().split("\n");
   return lines.map((line) => {
@@ -19,7 +17,7 @@ export function connectorChecks(): readonly ConnectorCheck[] {
   });
 }
 
-/** What the checks of a release are is kept; new ones are "?". */
+/** New checks are "?". */
 export function writeChecks(release: string, checks: readonly string[]): void {
   const table = new Map(connectorChecks().map((line) => [line.check, line]));
   for (const check of new Set([...table.keys(), ...checks])) {

@@ -59,16 +59,12 @@ describe("vLLM 0.33, pull, two data-parallel ranks", () => {
         headers: onRank(to),
       });
       const moved = await metric("vllm:nixl_xfer_time_seconds_count");
-      const proxy = await proxied(`${at}@${from}`, `${at}@${to}`);
-      try {
-        const made = await retryAfterTimeout(
-          () => plain(proxy.url, tokens, OUTPUT_TOKENS, { salt: freshId() }),
-          handshakeTimedOut(server()),
-        );
-        expect(made).toEqual(expected);
-      } finally {
-        await proxy.close();
-      }
+      await using proxy = await proxied(`${at}@${from}`, `${at}@${to}`);
+      const made = await retryAfterTimeout(
+        () => plain(proxy.url, tokens, OUTPUT_TOKENS, { salt: freshId() }),
+        handshakeTimedOut(server()),
+      );
+      expect(made).toEqual(expected);
       await until(
         async () => (await metric("vllm:nixl_xfer_time_seconds_count")) > moved,
         "D counts its READ",
@@ -78,30 +74,22 @@ describe("vLLM 0.33, pull, two data-parallel ranks", () => {
 
   test("an unknown rank is refused by vLLM, and the proxy passes that on", async () => {
     const { url: at } = server();
-    const proxy = await proxied(`${at}@7`, at);
-    try {
-      await expect(complete(proxy.url, completionBody(prompt(40), 1))).rejects.toThrow(
-        /answered 4\d\d/,
-      );
-    } finally {
-      await proxy.close();
-    }
+    await using proxy = await proxied(`${at}@7`, at);
+    await expect(complete(proxy.url, completionBody(prompt(40), 1))).rejects.toThrow(
+      /answered 4\d\d/,
+    );
   });
 
   // Last: a vLLM D on the CPU that has paired with a P of another attention backend repacks the
   // blocks of every P.
   test("our P serves both ranks of a vLLM D", async () => {
-    const ours = await openOurPrefill({ kind, leaseSeconds: 600 });
-    try {
-      for (const rank of RANKS) {
-        const tokens = prompt(100);
-        const headers = onRank(rank);
-        const made = await handedOver(ours.url, server(), tokens, OUTPUT_TOKENS, { headers });
-        expect(made).toEqual(await plain(ours.url, tokens, OUTPUT_TOKENS));
-      }
-      await until(() => ours.held() === 0, "our prefill side has freed the blocks");
-    } finally {
-      await ours.close();
+    await using ours = await openOurPrefill({ kind, leaseSeconds: 600 });
+    for (const rank of RANKS) {
+      const tokens = prompt(100);
+      const headers = onRank(rank);
+      const made = await handedOver(ours.url, server(), tokens, OUTPUT_TOKENS, { headers });
+      expect(made).toEqual(await plain(ours.url, tokens, OUTPUT_TOKENS));
     }
+    await ours.freed();
   });
 });

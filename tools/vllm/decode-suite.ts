@@ -1,11 +1,12 @@
-import type { FailedReceive } from "@kv/interface";
 import { afterEach, expect, test } from "vitest";
-import { freshId, prefill, type TransferParams } from "./completion.js";
+import { freshId, prefill } from "./completion.js";
 import {
   type HeadlessDecode,
   type HeadlessDecodeOptions,
+  isTimeout,
+  OUR_BLOCKS,
   openHeadlessDecode,
-  requestOf,
+  receiveAll,
   UNTOUCHED,
 } from "./headless-decode.js";
 import {
@@ -21,20 +22,13 @@ import type { VllmServer } from "./server.js";
 import { prompt, TINY } from "./tiny-peer.js";
 import { retryAfterTimeout } from "./until.js";
 
-/** Far apart and out of order: blocks that land in the wrong place are seen. */
-const OUR_BLOCKS = [5, 2, 9, 11];
 const ROUNDING = 1e-4;
 const RECEIVED = { failure: undefined, aborted: false };
 const NOTHING = { requests: 0, heartbeats: 0, receives: 0, unreported: 0 };
 /** A heartbeat adds two thirds of a lease, and D sends one every sixth. */
 const BEYOND_LEASE = 1.4;
 
-const timedOut = (error: unknown) => (error as FailedReceive).code === "KV_SIDE_CHANNEL_TIMEOUT";
-
-/**
- * Our D receives from a vLLM P: the bytes equal those that another reader recorded, and P frees its
- * blocks.
- */
+/** The bytes equal those that another reader recorded, and P frees its blocks. */
 export function decodeSuite(server: () => VllmServer): void {
   let d: HeadlessDecode | undefined;
   afterEach(async () => {
@@ -47,23 +41,19 @@ export function decodeSuite(server: () => VllmServer): void {
     d = await openHeadlessDecode({ kind: server().kind, ...options });
     return d;
   }
-  const request = (params: TransferParams, tokens = RECORDED_TOKENS) =>
-    requestOf(otherLegId(params.remote_request_id), tokens, params);
+  const held = (tokens = RECORDED_TOKENS) => prefillAndHold(server(), prompt(tokens));
 
-  /** Receives a prompt on a new D, also after a handshake timeout. */
   async function received(
     options: Partial<HeadlessDecodeOptions>,
     numComputedTokens = 0,
-    { tokens = RECORDED_TOKENS, blocks = OUR_BLOCKS as readonly number[] } = {},
+    { tokens = RECORDED_TOKENS, blocks = OUR_BLOCKS } = {},
   ) {
     return retryAfterTimeout(async () => {
       const decode = await open(options);
-      const { params, before } = await prefillAndHold(server(), prompt(tokens));
-      const asked = request(params, tokens);
-      const { failure } = await decode.receive(asked, blocks, { numComputedTokens });
-      if (failure !== undefined) throw Object.assign(new Error(failure.message), failure);
+      const { asked, before } = await held(tokens);
+      await receiveAll(decode, asked, blocks, numComputedTokens);
       return { decode, asked, before };
-    }, timedOut);
+    }, isTimeout);
   }
 
   function expectRecorded(
@@ -97,7 +87,7 @@ export function decodeSuite(server: () => VllmServer): void {
       expectRecorded(decode, tp);
       await untilFreed(server(), used);
       expect(await expired(server())).toBe(before);
-      decode.finish(asked, OUR_BLOCKS);
+      decode.finish(asked, [OUR_BLOCKS]);
       expect(decode.outstanding()).toMatchObject(NOTHING);
     });
   }
@@ -105,34 +95,37 @@ export function decodeSuite(server: () => VllmServer): void {
   test("D registers before the prefill: P writes the blocks after it", async ({ skip }) => {
     if (server().kind.mode === "pull") skip("in pull the prefill comes first");
     const { decode, asked: first, before } = await received({});
-    decode.finish(first, OUR_BLOCKS);
+    decode.finish(first, [OUR_BLOCKS]);
     const { remote_engine_id, remote_host, remote_port, tp_size } = first.kvTransferParams ?? {};
     const id = freshId();
-    // The parameters that a proxy knows before the prefill.
-    const asked = requestOf(otherLegId(`cmpl-${id}-0`), RECORDED_TOKENS, {
-      do_remote_prefill: true,
-      do_remote_decode: false,
-      transfer_mode: "push",
-      remote_engine_id,
-      remote_host,
-      remote_port,
-      tp_size,
-      remote_request_id: id,
-    });
+    const asked = {
+      requestId: otherLegId(`cmpl-${id}-0`),
+      numPromptTokens: RECORDED_TOKENS,
+      kvTransferParams: {
+        do_remote_prefill: true,
+        do_remote_decode: false,
+        transfer_mode: "push",
+        remote_engine_id,
+        remote_host,
+        remote_port,
+        tp_size,
+        remote_request_id: id,
+      },
+    };
     forget(decode);
-    const receiving = decode.receive(asked, OUR_BLOCKS);
+    const receiving = decode.receive(asked, [OUR_BLOCKS]);
     await prefill(server().url, prompt(RECORDED_TOKENS), { id });
     expect(await receiving).toEqual(RECEIVED);
     expectRecorded(decode, 1);
     await untilFreed(server(), before);
-    decode.finish(asked, OUR_BLOCKS);
+    decode.finish(asked, [OUR_BLOCKS]);
   });
 
   test("a prefix that D has cached is not transferred; the other blocks are", async () => {
     const { decode, asked, before } = await received({}, 2 * TINY.blockSize);
     expectRecorded(decode, 1, 2);
     await untilFreed(server(), before);
-    decode.finish(asked, OUR_BLOCKS);
+    decode.finish(asked, [OUR_BLOCKS]);
   });
 
   test("chunked prefill at P: the first full blocks equal the recording within rounding", async () => {
@@ -147,16 +140,16 @@ export function decodeSuite(server: () => VllmServer): void {
       }
     }
     await untilFreed(server(), before);
-    decode.finish(asked, blocks);
+    decode.finish(asked, [blocks]);
   });
 
   test("a request is aborted while D receives: both sides free its blocks", async () => {
     const { decode, asked, before } = await received({});
-    decode.finish(asked, OUR_BLOCKS);
+    decode.finish(asked, [OUR_BLOCKS]);
     await untilFreed(server(), before);
-    const { params } = await prefillAndHold(server(), prompt(RECORDED_TOKENS));
+    const next = await held();
     const abort = new AbortController();
-    const receiving = decode.receive(request(params), OUR_BLOCKS, { signal: abort.signal });
+    const receiving = decode.receive(next.asked, [OUR_BLOCKS], { signal: abort.signal });
     abort.abort();
     expect((await receiving).aborted).toBe(true);
     await untilFreed(server(), before);
@@ -167,39 +160,38 @@ export function decodeSuite(server: () => VllmServer): void {
     const p = server();
     const extra = { kv_lease_duration: p.leaseSeconds };
     const { decode, asked: first, before: used } = await received({ extra });
-    decode.finish(first, OUR_BLOCKS);
+    decode.finish(first, [OUR_BLOCKS]);
     await untilFreed(p, used);
     const before = await expired(p);
-    const kept = await prefillAndHold(p, prompt(RECORDED_TOKENS));
-    const asked = request(kept.params);
+    const kept = await held();
+    const { asked } = kept;
     decode.queue(asked);
-    const alone = await prefillAndHold(p, prompt(70));
+    const alone = await held(70);
     await waitSeconds(p, p.leaseSeconds * BEYOND_LEASE);
     // The two prompts share their first two blocks.
-    expect(await usage(p)).toBeLessThan((await alone.before) + 1e-9);
+    expect(await usage(p)).toBeLessThan(alone.before + 1e-9);
     expect(await expired(p)).toBe(before + 1);
     forget(decode);
-    expect(await decode.receive(asked, OUR_BLOCKS)).toEqual(RECEIVED);
+    expect(await decode.receive(asked, [OUR_BLOCKS])).toEqual(RECEIVED);
     expectRecorded(decode, 1);
     await untilFreed(p, kept.before);
     expect(await expired(p)).toBe(before + 1);
-    decode.finish(asked, OUR_BLOCKS);
+    decode.finish(asked, [OUR_BLOCKS]);
   });
 
   test("D has the whole prompt cached, or aborts the request in its queue: P frees the blocks", async () => {
     const p = server();
     const { decode, asked: first, before } = await received({});
-    decode.finish(first, OUR_BLOCKS);
+    decode.finish(first, [OUR_BLOCKS]);
     await untilFreed(p, before);
     const expiredBefore = await expired(p);
-    const hit = request((await prefillAndHold(p, prompt(RECORDED_TOKENS))).params);
+    const { asked: hit } = await held();
     const cached = { numComputedTokens: RECORDED_TOKENS };
-    expect(await decode.receive(hit, OUR_BLOCKS, cached)).toEqual(RECEIVED);
-    decode.finish(hit, OUR_BLOCKS);
+    expect(await decode.receive(hit, [OUR_BLOCKS], cached)).toEqual(RECEIVED);
+    decode.finish(hit, [OUR_BLOCKS]);
     // Else P may free them in the next prompt's step, and its usage would prove nothing.
     await untilFreed(p, before);
-    const { params } = await prefillAndHold(p, prompt(70));
-    decode.giveUpQueued(request(params, 70));
+    decode.giveUpQueued((await held(70)).asked);
     await untilFreed(p, before);
     // vLLM's push has no notification for these two cases.
     expect(await expired(p)).toBe(expiredBefore + (p.kind.mode === "push" ? 2 : 0));
@@ -207,8 +199,8 @@ export function decodeSuite(server: () => VllmServer): void {
 
   test("another dtype is refused before any transfer; the error names both dtypes, although P sends only a hash", async () => {
     const decode = await open({ dtype: "torch.bfloat16" });
-    const { params } = await prefillAndHold(server(), prompt(RECORDED_TOKENS));
-    const { failure } = await decode.receive(request(params), OUR_BLOCKS);
+    const { asked } = await held();
+    const { failure } = await decode.receive(asked, [OUR_BLOCKS]);
     expect(failure).toMatchObject({
       code: "KV_HANDSHAKE_INCOMPATIBLE",
       failureType: server().kind.mode === "push" ? "push_reg_handshake_failed" : "handshake_failed",
@@ -218,7 +210,7 @@ export function decodeSuite(server: () => VllmServer): void {
   });
 }
 
-function forget(decode: HeadlessDecode): void {
+function forget(decode: HeadlessDecode) {
   for (const block of OUR_BLOCKS)
     for (let layer = 0; layer < TINY.layers; layer++) decode.block(0, layer, block).fill(UNTOUCHED);
 }
@@ -236,7 +228,6 @@ function expectUntouched(
   ).toBe(true);
 }
 
-/** Of float32 between -6 and 6. */
 function largestDifference(a: Uint8Array, b: Uint8Array): number {
   const x = new Float32Array(a.slice().buffer);
   const y = new Float32Array(b.slice().buffer);

@@ -32,8 +32,7 @@ describe("a mixed fleet", () => {
     const records: LogFields[] = [];
     const unpaired: LogFields[] = [];
     /**
-     * The version of each URL now. While P restarts it may be the old one or the new one; its D
-     * would refuse what does not fit.
+     * While P restarts it may be the old one or the new one; its D would refuse what does not fit.
      */
     const versions = new Map(
       ["p32", "d32", "p33", "d33"].map((name) => [of(name).url, name.slice(1)]),
@@ -75,14 +74,13 @@ describe("a mixed fleet", () => {
     const misfits: string[] = [];
     let sent = 0;
     let isRestarted = false;
-    async function client(): Promise<void> {
+    async function client() {
       while (sent < REQUESTS) {
         if (!isRestarted && sent >= REQUESTS - AFTER_RESTART) {
           await sleep(500);
           continue;
         }
         sent += 1;
-        // Most have two legs; the prompts are new, or continue others.
         const prompt = words(20 + (sent % 90), sent % 400);
         const answer = await ask(`${url}/v1/completions`, { model: "tiny", prompt, max_tokens: 3 });
         outcomes.push({ status: answer.status, text: await answer.text(), at: sent });
@@ -118,7 +116,6 @@ describe("a mixed fleet", () => {
     expect(misfits).toEqual([]);
     expect(outcomes).toHaveLength(REQUESTS);
     expect(twoLegs).toBeGreaterThan(REQUESTS / 2);
-    // P of 0.33 took part after its restart.
     expect(records.slice(restartedAt).some(({ prefill }) => prefill === p32)).toBe(true);
     expect(states()[2]).toMatchObject({
       state: "unpaired",

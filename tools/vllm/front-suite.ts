@@ -1,10 +1,10 @@
 import { describe, expect, test } from "vitest";
-import { BOUNDARY_CASES, comparable, REFUSALS, salted, words } from "./boundary-cases.js";
+import { BOUNDARY_CASES, comparable, greedyOf, REFUSALS, salted, words } from "./boundary-cases.js";
 import { ask, ONE_USE, plain } from "./completion.js";
 import { COMPLETIONS, type OpenProxy, type ProxyPair } from "./proxy-pair.js";
 import { until } from "./until.js";
 
-/** Where clients send requests, and the `kv-proxy` in or behind it. */
+/** The `kv-proxy` is in or behind it. */
 export type Front = Pick<OpenProxy, "url" | "proxy">;
 
 export const long = {
@@ -18,10 +18,7 @@ export const long = {
 /** For a connector or a version with which the others use the same code. */
 const SHORT = ["one prompt", "several prompts", "a stream of several prompts", "a chat with n 2"];
 
-/**
- * Boundary cases, refusals, what reaches a connector, and clients that leave, through a front that
- * is opened for each test. P must hold no blocks afterwards.
- */
+/** The front is opened for each test. P must hold no blocks afterwards. */
 export function frontSuite(
   pair: ProxyPair,
   {
@@ -38,13 +35,10 @@ export function frontSuite(
 ): void {
   const requestsAtP = ({ proxy }: Front) => proxy.status().prefillers[0]?.requests ?? 0;
 
-  /**
-   * It has had an answer of P: it knows P's address and connector, and in push sends both legs at
-   * once.
-   */
+  /** It knows P's address and connector, and in push sends both legs at once. */
   async function openWarmedUp(): Promise<Front> {
     const opened = await open();
-    const body = { model: "tiny", prompt: "t11 t12", max_tokens: 1 };
+    const body = greedyOf("t11 t12", 1);
     expect((await ask(opened.url + COMPLETIONS, body)).status).toBe(200);
     return opened;
   }
@@ -71,7 +65,7 @@ export function frontSuite(
         const { url } = await openWarmedUp();
         const right = await pair.answersAlike(url, body);
         expect((right as { status: number }).status).toBeLessThan(500);
-        // Where D alone refuses, a P that pushes is not told, and keeps the blocks for a lease.
+        // Where D alone refuses, a P that pushes is not told.
         await (mode === "push" ? pair.leaseEnded() : pair.freed());
       },
     );
@@ -119,10 +113,7 @@ const REQUEST = {
   messages: [{ role: "user", content: words(40, 40) }],
 };
 
-/**
- * They reach a connector or an encoder of vLLM 0.33. Those of the first line end EngineCore, or
- * make it answer 500.
- */
+/** Those of the first line end EngineCore, or make it answer 500. */
 const WAYS = [
   ...['""', '"x"', "0", "[]"].map((value) => `"vllm_xargs":{"kv_transfer_params":${value}}`),
   '"vllm_xargs":{"\\u006bv_transfer_params":0}',
@@ -140,7 +131,7 @@ const FLOWS = [
   { use_beam_search: true },
 ];
 
-/** Each way to a connector is refused in each flow, and both engines serve afterwards. */
+/** Both engines must serve afterwards. */
 export function connectorMembersTest(
   pair: ProxyPair,
   name: string,

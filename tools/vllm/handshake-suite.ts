@@ -17,8 +17,8 @@ import { sourcesOf, type VllmServer } from "./server.js";
 import { factorsOf, TINY } from "./tiny-peer.js";
 
 /**
- * Only our ZMQ and msgpack against vLLM's listener, with TP 2. When other suites fail, this one
- * shows whether the handshake is the cause.
+ * Only our ZMQ and msgpack. When other suites fail, this one shows whether the handshake is the
+ * cause.
  */
 export function handshakeSuite(server: () => VllmServer): void {
   const sideChannel = zmqSideChannel();

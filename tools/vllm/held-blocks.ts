@@ -1,17 +1,11 @@
 import { expect } from "vitest";
-import { freshId, plain, prefill, type Tokens, type TransferParams } from "./completion.js";
+import { freshId, plain, prefill, type Tokens } from "./completion.js";
 import type { VllmServer } from "./server.js";
 import { prompt } from "./tiny-peer.js";
 import { until } from "./until.js";
 
-interface HeldPrompt {
-  readonly params: TransferParams;
-  /** The share of P's cache that was in use before. */
-  readonly before: number;
-}
-
 export const usage = (p: VllmServer) => p.metric("vllm:kv_cache_usage_perc");
-/** Their lease expired because no D read the blocks. vLLM counts each once a rank. */
+/** No D read the blocks. vLLM counts each once a rank. */
 export const expired = async (p: VllmServer) =>
   (await p.metric("vllm:nixl_num_kv_expired_reqs_total")) / p.tp;
 
@@ -19,7 +13,9 @@ export const expired = async (p: VllmServer) =>
 export const notifiedLate = async (p: VllmServer) =>
   (await p.metric("vllm:nixl_num_notifications_after_expiry_total")) / p.tp;
 
-export async function prefillAndHold(p: VllmServer, tokens: Tokens): Promise<HeldPrompt> {
+/** `asked`: the request at D. */
+export async function prefillAndHold(p: VllmServer, tokens: Tokens) {
+  /** The share of P's cache that was in use. */
   const before = await usage(p);
   const params = await prefill(p.url, tokens, { id: freshId() });
   expect(params).toMatchObject({
@@ -28,7 +24,9 @@ export async function prefillAndHold(p: VllmServer, tokens: Tokens): Promise<Hel
     transfer_mode: p.kind.mode,
   });
   await until(async () => (await usage(p)) > before, "P holds the blocks");
-  return { params, before };
+  const requestId = otherLegId(params.remote_request_id);
+  const asked = { requestId, numPromptTokens: tokens.length, kvTransferParams: params };
+  return { params, asked, before };
 }
 
 /** A vLLM handles notifications and leases only when it computes something. */
@@ -44,7 +42,6 @@ export function untilFreed(p: VllmServer, before: number, timeoutMs = 60_000): P
 
 const nudge = (p: VllmServer) => plain(p.url, [20, 30], 1);
 
-/** P gets a small request about once a second meanwhile. */
 export async function waitSeconds(p: VllmServer, seconds: number): Promise<void> {
   const end = Date.now() + seconds * 1000;
   await until(
@@ -57,12 +54,12 @@ export async function waitSeconds(p: VllmServer, seconds: number): Promise<void>
   );
 }
 
-/** D's id of P's request: push matches the legs by the common part. */
+/** Push matches the legs by the common part. */
 export function otherLegId(remoteRequestId: unknown): string {
   const base = String(remoteRequestId).replace(/-[0-9a-f]{8}$/, "");
   return `${base}-${freshId().slice(0, 8)}`;
 }
 
-/** Differs from `prompt(length)`, and from variants of other salts, in every token. */
+/** Differs from variants of other salts in every token. */
 export const promptVariant = (length: number, salt: number) =>
   prompt(length).map((token) => ((token + 37 * salt) % 1000) + 10);

@@ -1,9 +1,9 @@
-import { type AddressInfo, connect, createServer, type Socket } from "node:net";
+import { connect, createServer, type Socket } from "node:net";
+import { listening } from "@kv/testing/http/listening";
 
 export interface HttpTapOptions {
-  /** Gets all that was sent on a connection so far. Returns the offset at which it breaks. */
-  readonly cutAt?: (answered: string) => number | undefined;
-  /** Added to the head of each request. */
+  /** Gets all that was sent on a connection so far. Returns where it breaks. */
+  readonly cutAt?: ((answered: string) => number | undefined) | undefined;
   readonly header?: string;
 }
 
@@ -47,13 +47,11 @@ export async function startHttpTap(
       else client.end(passes, () => upstream.destroy());
     });
   });
-  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
   const drop = () => {
     for (const socket of sockets) socket.destroy();
   };
   return {
-    url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
-    /** Of each POST request, in lower case. */
+    url: `http://127.0.0.1:${await listening(server)}`,
     heads: heads as readonly string[],
     /** Ends connections, and closes new ones at once until `mend`. */
     cut() {

@@ -1,14 +1,14 @@
 import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { nixlTransport } from "@kv/nixl";
-import { EngineServer, openHeadlessPrefill, openRecording, record } from "@kv/peer";
+import { EngineServer, record } from "@kv/peer";
 import { zmqSideChannel } from "@kv/side-channel";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { decode, freshId, plain } from "./completion.js";
+import { plain } from "./completion.js";
+import { servedRecording } from "./served-recording.js";
 import { PEER_DIR, recordingFolder, type VllmServer, vllmServers } from "./server.js";
 import { tapTransport } from "./tapped-transport.js";
 import { prompt } from "./tiny-peer.js";
-import { handshakeTimedOut, retryAfterTimeout } from "./until.js";
 
 // Other kinds of KV cache than the tiny Qwen3's, each with a tiny model of `make_kind_models.py`.
 // vLLM 0.33 does not serve the hybrid model on the CPU. The test records the KV that a vLLM server
@@ -55,29 +55,6 @@ for (const { name, tp, args = [] } of KINDS) {
       await transport.transport.close();
     });
 
-    async function decodeFromRecording(beforeDecode: () => void): Promise<readonly number[]> {
-      const prefill = await openHeadlessPrefill({
-        recording: await openRecording(recordingFolder(name)),
-        transport: transport.transport,
-        sideChannel,
-        sideChannelHost: "127.0.0.1",
-        sideChannelPort: 0,
-        leaseMs: 600_000,
-        numBlocks: 64,
-      });
-      try {
-        return await retryAfterTimeout(async () => {
-          const id = freshId();
-          const params = await prefill.prefill(`cmpl-${id}-0-${id.slice(0, 8)}`, PROMPT);
-          beforeDecode();
-          // The server would not read blocks that are in its prefix cache.
-          return decode(server.url, PROMPT, OUTPUT_TOKENS, params, { id, salt: id });
-        }, handshakeTimedOut(server));
-      } finally {
-        await prefill.close();
-      }
-    }
-
     test("recorded KV served back to vLLM gives the tokens of a local prefill; damaged KV gives other tokens", async () => {
       const engine = new EngineServer(server.url, { timeoutMs: TIMEOUT_MS });
       await record({
@@ -90,8 +67,16 @@ for (const { name, tp, args = [] } of KINDS) {
       const alone = await plain(server.url, PROMPT, OUTPUT_TOKENS);
       expect(alone).toHaveLength(OUTPUT_TOKENS);
       const hits = await server.metric("vllm:prefix_cache_hits_total");
-      expect(await decodeFromRecording(() => {})).toEqual(alone);
-      const damaged = await decodeFromRecording(() => {
+      const decoded = async (beforeDecode?: () => void) => {
+        await using recorded = await servedRecording(recordingFolder(name), {
+          transport: transport.transport,
+          sideChannel,
+          numBlocks: 64,
+        });
+        return await recorded.decodedBy(server, PROMPT, OUTPUT_TOKENS, beforeDecode);
+      };
+      expect(await decoded()).toEqual(alone);
+      const damaged = await decoded(() => {
         for (const { bytes } of transport.memories.slice(-tp)) {
           for (let at = EXPONENT_BYTE; at < bytes.length; at += 4)
             bytes[at] = (bytes[at] ?? 0) ^ EXPONENT_BIT;

@@ -1,6 +1,7 @@
 import { type Instance, KvEventSubscriber } from "@kv/fleet";
 import { parseGenerationRequest } from "@kv/fleet/front-end";
-import { type LogFields, silentLog, systemClock } from "@kv/interface";
+import { silentLog, systemClock } from "@kv/interface";
+import { recordedLog } from "@kv/testing/recorded-log";
 import { expect, test } from "vitest";
 import { KV_REQUEST_PULL, prefillBody } from "../../packages/proxy/src/request/leg-bodies.js";
 import { BOUNDARY_CASES, words } from "./boundary-cases.js";
@@ -31,7 +32,7 @@ interface Message {
   readonly content: string;
 }
 
-/** Three system prompts, and turns that are longer each time: more than the cache holds. */
+/** More than the cache holds. */
 function* chats(): Generator<readonly Message[]> {
   for (let turn = 1; turn <= TURNS; turn += 1)
     for (let conversation = 0; conversation < CONVERSATIONS; conversation += 1) {
@@ -70,12 +71,7 @@ export function kvEventsSuite(pair: ProxyPair): void {
   );
 
   test("of 500 chat requests, the expected hit is within one block of cached_tokens for 99 %", async () => {
-    const records: LogFields[] = [];
-    const log = {
-      ...silentLog,
-      info: (event: string, fields?: LogFields) =>
-        void (event === "request-done" && records.push(fields ?? {})),
-    };
+    const { log, logged } = recordedLog();
     const { url, proxy } = await pair.proxied({
       routing: { prefill: "prefix-aware", decode: "prefix-aware" },
       log,
@@ -92,6 +88,7 @@ export function kvEventsSuite(pair: ProxyPair): void {
       expect(answer.status).toBe(200);
       await answer.text();
     }
+    const records = logged("request-done");
     expect(records).toHaveLength(CONVERSATIONS * TURNS);
     const hits = records.map(({ expectedCachedTokens: expected, cachedTokens: cached }) => ({
       expected: Number(expected),

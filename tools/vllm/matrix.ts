@@ -24,8 +24,7 @@ export function matrix(kind: PeerKind): void {
     const one = () => servers.of("tp1");
     const two = () => servers.of("tp2");
 
-    /** Starts the servers that do not run yet, in parallel. */
-    function suite(name: string, sizes: readonly number[], tests: () => void): void {
+    function suite(name: string, sizes: readonly number[], tests: () => void) {
       describe(name, () => {
         beforeAll(async () => {
           await Promise.all(sizes.map((tp) => servers.start(`tp${tp}`, { tp })));

@@ -1,3 +1,4 @@
+import { join } from "node:path";
 import { type Log, silentLog } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { zmqSideChannel } from "@kv/side-channel";
@@ -5,7 +6,7 @@ import { startInstance } from "../../apps/demo/src/instance/instance.js";
 import { readInstanceConfig } from "../../apps/demo/src/instance/instance-config.js";
 import { handedOver } from "./completion.js";
 import { freePorts } from "./free-ports.js";
-import type { VllmServer } from "./server.js";
+import { PEER_DIR, type VllmServer } from "./server.js";
 import { tapTransport } from "./tapped-transport.js";
 import { CONNECTOR_NAMES, factorsOf, type PeerKind, prompt, TINY } from "./tiny-peer.js";
 import { sleep, until } from "./until.js";
@@ -30,7 +31,6 @@ const NUM_BLOCKS = 128;
 const EXPONENT_BYTE = 3;
 const EXPONENT_BIT = 0x40;
 
-/** The demo's P in this process, which a vLLM peer can pair with. */
 export async function openOurPrefill(options: OurPrefillOptions) {
   const {
     kind,
@@ -47,6 +47,7 @@ export async function openOurPrefill(options: OurPrefillOptions) {
   const config = readInstanceConfig({
     role: "prefill",
     name: "our-prefill",
+    model: join(PEER_DIR, "tiny-qwen3"),
     servedModelName: "tiny",
     platform,
     port,
@@ -80,16 +81,18 @@ export async function openOurPrefill(options: OurPrefillOptions) {
     sideChannel: zmqSideChannel({ log }),
   });
 
+  const held = () => NUM_BLOCKS - 1 - (instance.status() as { free_blocks: number }).free_blocks;
   const heads = TINY.kvHeads / tp;
   const headBytes = blockSize * TINY.contentBytes;
   return {
     url: instance.url,
     close: () => instance.close(),
+    [Symbol.asyncDispose]: () => instance.close(),
     sideChannelPort,
     tap,
-    /** Blocks under a lease included. */
-    held: () => NUM_BLOCKS - 1 - (instance.status() as { free_blocks: number }).free_blocks,
-    /** Flips an exponent bit of the first value of K at each of the first `tokens` positions. */
+    held,
+    freed: () => until(() => held() === 0, "our prefill side has freed the blocks"),
+    /** Of the first value of K at each of the first `tokens` positions. */
     damage(blockIds: readonly number[], tokens: number): void {
       for (const { bytes } of tap.memories) {
         for (let row = 0; row < TINY.layers * heads; row++) {
@@ -112,32 +115,24 @@ const REPACKS = "hint heterogeneous attn post process";
 const REPACKS_WITHIN_MS = 120_000;
 
 /**
- * Waits until each worker of a push D repacks KV of another attention backend, as ours. A vLLM
- * worker on the CPU learns to in a handshake that loads P's memory descriptors. In push only a
- * heartbeat starts such a one; that before a registration loads what a notification needs
- * (`notif_agents_only` in `nixl/push_worker.py`, vLLM 0.31 to 0.33). When the registration comes
- * first, D generates other tokens. A heartbeat is due a sixth of a lease after the last one: each
- * try waits that long.
+ * Each worker of a push D must repack KV of another attention backend, as ours. It learns to in a
+ * handshake that loads P's memory descriptors. In push only a heartbeat starts such a one; that
+ * before a registration loads what a notification needs (`notif_agents_only` in
+ * `nixl/push_worker.py`, vLLM 0.31 to 0.33). When the registration comes first, D generates other
+ * tokens. A heartbeat is due a sixth of a lease after the last one.
  */
 export async function untilRepacks(server: VllmServer): Promise<void> {
   const { kind, leaseSeconds, tp } = server;
   if (kind.mode === "pull") return;
   const allRepack = () => {
-    const lines = server.log().split("\n");
-    const workers = lines
-      .filter((line) => line.includes(REPACKS))
-      .map((line) => /^\([^)]*\)/.exec(line)?.[0]);
-    return new Set(workers).size >= tp;
+    const lines = server.log().matchAll(new RegExp(`^(\\([^)]*\\))?.*${REPACKS}`, "gm"));
+    return new Set(Array.from(lines, ([, worker]) => worker)).size >= tp;
   };
   const tried = async () => {
     if (allRepack()) return true;
     await sleep((leaseSeconds * 1000) / 6);
-    const ours = await openOurPrefill({ kind, leaseSeconds });
-    try {
-      await handedOver(ours.url, server, prompt(40), 1);
-    } finally {
-      await ours.close();
-    }
+    await using ours = await openOurPrefill({ kind, leaseSeconds });
+    await handedOver(ours.url, server, prompt(40), 1);
     return allRepack();
   };
   await until(tried, `each worker of ${server.name} repacks`, { timeoutMs: REPACKS_WITHIN_MS });

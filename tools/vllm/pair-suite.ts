@@ -7,7 +7,6 @@ import {
   EngineServer,
   load,
   loadReport,
-  openHeadlessPrefill,
   openRecording,
   pairDoctor,
   readTarget,
@@ -16,8 +15,8 @@ import {
 import { zmqSideChannel } from "@kv/side-channel";
 import { afterAll, expect, test } from "vitest";
 import { Watch } from "../../packages/peer/src/watch/watch.js";
-import { decode as continued, freshId } from "./completion.js";
 import { expired, notifiedLate, untilFreed, waitSeconds } from "./held-blocks.js";
+import { servedRecording } from "./served-recording.js";
 import { recordingFolder, type VllmServer } from "./server.js";
 import { type PeerKind, prompt } from "./tiny-peer.js";
 import { handshakeTimedOut, retryAfterTimeout, until } from "./until.js";
@@ -43,7 +42,6 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
   });
 
   test("doctor: no check fails, it names the hash factors and the tcp transport, and P frees the blocks", async () => {
-    // Push has no notification for blocks that are not needed.
     const isNotified = prefill().kind.mode === "pull";
     if (isNotified) await untilFreed(prefill(), 0);
     const unnotified = async () => (await expired(prefill())) - (await notifiedLate(prefill()));
@@ -129,31 +127,14 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
         }),
       handshakeTimedOut(d),
     );
-    const recorded = await openHeadlessPrefill({
-      recording: await openRecording(to),
-      transport,
-      sideChannel,
-      sideChannelHost: "127.0.0.1",
-      sideChannelPort: 0,
-      leaseMs: 600_000,
-      numBlocks: 32,
-    });
+    await using recorded = await servedRecording(to, { transport, sideChannel, numBlocks: 32 });
     const hits = await d.metric("vllm:prefix_cache_hits_total");
-    try {
-      for (const [index, tokens] of PROMPTS.entries()) {
-        const made = await retryAfterTimeout(async () => {
-          const id = freshId();
-          const params = await recorded.prefill(`cmpl-${id}-0-${id.slice(0, 8)}`, tokens);
-          // D would not read blocks that are in its prefix cache.
-          return continued(d.url, tokens, OUTPUT_TOKENS, params, { id, salt: id });
-        }, handshakeTimedOut(d));
-        expect(made, `prompt ${index}`).toEqual(manifest.prompts[index]?.made);
-      }
-      await until(() => recorded.blocks.used === 0, "D has read all blocks");
-      expect(await d.metric("vllm:prefix_cache_hits_total")).toBe(hits);
-    } finally {
-      await recorded.close();
+    for (const [index, tokens] of PROMPTS.entries()) {
+      const made = await recorded.decodedBy(d, tokens, OUTPUT_TOKENS);
+      expect(made, `prompt ${index}`).toEqual(manifest.prompts[index]?.made);
     }
+    await until(() => recorded.blocks.used === 0, "D has read all blocks");
+    expect(await d.metric("vllm:prefix_cache_hits_total")).toBe(hits);
   });
 
   test("diff with the other version's recording: KV and tokens are equal, versions and hashes differ", async ({

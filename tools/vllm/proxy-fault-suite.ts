@@ -1,21 +1,31 @@
 import { expect, test } from "vitest";
-import { comparable, words } from "./boundary-cases.js";
+import { comparable, greedyOf, words } from "./boundary-cases.js";
 import { ask } from "./completion.js";
 import { freePorts } from "./free-ports.js";
 import { long } from "./front-suite.js";
+import type { HttpTapOptions } from "./http-tap.js";
 import { COMPLETIONS, type ProxyPair } from "./proxy-pair.js";
 
-/** Only clients' requests reach the servers, so that a fault hits one of these. */
-const NO_HEALTH_CHECKS = { health: { intervalMs: 0 } } as const;
-
-/** P must hold no blocks after an unreachable D, a broken connection, or a timeout. */
+/** P must hold no blocks afterwards. */
 export function proxyFaultSuite(pair: ProxyPair): void {
+  /** The first D breaks its connections. Only clients' requests reach the servers. */
+  async function proxiedAndCut(cutAt: HttpTapOptions["cutAt"]) {
+    const cut = await pair.tap({ cutAt });
+    const decoders = [cut.url, pair.d.url];
+    const { url, proxy } = await pair.proxied({ decoders, health: { intervalMs: 0 } });
+    const requests = () => {
+      const status = proxy.status();
+      return [...status.prefillers, ...status.decoders].map((each) => each.requests);
+    };
+    return { cut, url, requests };
+  }
+
   test("D is unreachable: kv-proxy sends the decode request to the other D, without another prefill", async () => {
     const [dead = 0] = await freePorts(1);
     const { url, proxy } = await pair.proxied({
       decoders: [`http://127.0.0.1:${dead}`, pair.d.url],
     });
-    const body = { model: "tiny", prompt: words(60, 8), temperature: 0, max_tokens: 4 };
+    const body = greedyOf(words(60, 8), 4);
     await pair.answersAlike(url, body);
     expect(proxy.status().prefillers[0]?.requests).toBe(1);
     await pair.freed();
@@ -30,16 +40,11 @@ export function proxyFaultSuite(pair: ProxyPair): void {
   ])(
     "D breaks the connection before the first token of %s: kv-proxy retries with a new prefill and another D",
     async (_, more) => {
-      const cut = await pair.tap({ cutAt: afterHead });
-      const { url, proxy } = await pair.proxied({
-        decoders: [cut.url, pair.d.url],
-        ...NO_HEALTH_CHECKS,
-      });
-      const body = { model: "tiny", prompt: words(60, 17), temperature: 0, max_tokens: 4, ...more };
+      const { cut, url, requests } = await proxiedAndCut(afterHead);
+      const body = { ...greedyOf(words(60, 17), 4), ...more };
       const right = await pair.answersAlike(url, body);
       expect(cut.heads).toHaveLength(1);
-      const { prefillers, decoders } = proxy.status();
-      expect([...prefillers, ...decoders].map(({ requests }) => requests)).toEqual([2, 1, 1]);
+      expect(requests()).toEqual([2, 1, 1]);
       await pair.idle(pair.d);
       await pair.freed();
       const toy = await pair.toy(pair.p.url, cut.url);
@@ -51,11 +56,7 @@ export function proxyFaultSuite(pair: ProxyPair): void {
   );
 
   test("D breaks the connection after the first token: no retry, and the client gets an error event and a broken stream", async () => {
-    const cut = await pair.tap({ cutAt: afterTwoEvents });
-    const { url, proxy } = await pair.proxied({
-      decoders: [cut.url, pair.d.url],
-      ...NO_HEALTH_CHECKS,
-    });
+    const { cut, url, requests } = await proxiedAndCut(afterTwoEvents);
     const body = { ...long, prompt: words(60, 18), max_tokens: 200, stream: true };
     const right = await read(ask(pair.d.url + COMPLETIONS, body));
     const ours = await read(ask(url + COMPLETIONS, body));
@@ -64,8 +65,7 @@ export function proxyFaultSuite(pair: ProxyPair): void {
     expect(ours.text).toContain("KV_PROXY_UPSTREAM_FAILED");
     expect(ours.text).not.toContain("[DONE]");
     expect([right.isBroken, ours.isBroken]).toEqual([false, true]);
-    const { prefillers, decoders } = proxy.status();
-    expect([...prefillers, ...decoders].map(({ requests }) => requests)).toEqual([1, 1, 0]);
+    expect(requests()).toEqual([1, 1, 0]);
     await pair.idle(pair.d);
     await pair.freed();
     const toy = await pair.toy(pair.p.url, cut.url);
@@ -83,7 +83,6 @@ export function proxyFaultSuite(pair: ProxyPair): void {
   });
 }
 
-/** The server has begun its response and has sent no token. */
 function afterHead(answered: string): number | undefined {
   const end = answered.indexOf("\r\n\r\n");
   return end < 0 ? undefined : end + 4;
@@ -94,7 +93,6 @@ function afterTwoEvents(answered: string): number | undefined {
   return third.length < answered.length ? third.length : undefined;
 }
 
-/** The text, and whether the connection broke before the end. */
 async function read(asked: Promise<Response>): Promise<{ text: string; isBroken: boolean }> {
   const decoder = new TextDecoder();
   let text = "";

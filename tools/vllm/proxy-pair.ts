@@ -3,7 +3,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createProxy, type ProxyOptions } from "@kv/proxy";
 import { afterAll, afterEach, beforeAll, expect } from "vitest";
-import { comparable, words } from "./boundary-cases.js";
+import { comparable, greedyOf, words } from "./boundary-cases.js";
 import { ask } from "./completion.js";
 import { untilFreed, usage } from "./held-blocks.js";
 import { type HttpTapOptions, startHttpTap } from "./http-tap.js";
@@ -12,7 +12,6 @@ import type { PeerKind } from "./tiny-peer.js";
 import { startToyProxy } from "./toy-proxy.js";
 import { handshakeTimedOut, retryAfterTimeout, until } from "./until.js";
 
-/** One vLLM P and one vLLM D behind `kv-proxy`, and the state of P's blocks. */
 export type ProxyPair = ReturnType<typeof proxyPair>;
 
 export const COMPLETIONS = "/v1/completions";
@@ -21,13 +20,10 @@ export const COMPLETIONS = "/v1/completions";
 const LEASE_SECONDS = 45;
 /** Toy proxies leave blocks at P. */
 const BLOCKS = 400;
-/**
- * Tools and the request's own template arguments are in the prompt: a server that did not get them
- * answers otherwise.
- */
+/** A server that did not get tools and template arguments answers otherwise. */
 const TEMPLATE =
   "{% for m in messages %}{{ m['content'] }} {% endfor %}{% for t in tools or [] %}t{{ 500 + loop.index }} {% endfor %}{{ extra or '' }}";
-/** Calls of the tools of `boundary-cases.ts`, as tokens, in place of words that no prompt uses. */
+/** In place of words that no prompt uses. */
 const CALL_WORDS = [
   '[{"name":"f","parameters":',
   '[{"name":"g","parameters":',
@@ -46,8 +42,8 @@ export interface PairOptions {
   readonly args?: readonly string[];
   readonly extra?: VllmOptions["extra"];
   /**
-   * Each word of a text is one token, so that an answer has the same tokens in the next prompt.
-   * Else `t277` is the special token `t2` and something unknown.
+   * Each word is one token, so that an answer has the same tokens in the next prompt. Else `t277`
+   * is `t2` and something unknown.
    */
   readonly hasWholeWords?: boolean;
 }
@@ -68,7 +64,6 @@ export function proxyPair(
   let unused = 0;
 
   const [p, d] = [() => servers.of("p"), () => servers.of("d")];
-  /** Closes it after the test, in the order of the calls. */
   function closing<T extends { close(): Promise<void> }>(what: T): T {
     open.push(what);
     return what;
@@ -82,7 +77,6 @@ export function proxyPair(
     get d(): VllmServer {
       return d();
     },
-    /** For one test. By default in front of this P and this D. */
     async proxied(more: Partial<ProxyOptions> = {}): Promise<OpenProxy> {
       const own = { prefillers: [p().url], decoders: [d().url] };
       return closing(await openProxy({ ...own, ...base, ...more }));
@@ -90,19 +84,17 @@ export function proxyPair(
     closing,
     toy: async (prefiller = p().url, decoder = d().url): Promise<string> =>
       closing(await startToyProxy(prefiller, decoder)).url,
-    /** For one test, by default in front of D. */
     tap: async (options?: HttpTapOptions, target = d().url): ReturnType<typeof startHttpTap> =>
       closing(await startHttpTap(target, options)),
-    /** As D does alone. Returns the answer. */
     async answersAlike(url: string, body: unknown): Promise<unknown> {
       const right = await comparable(await ask(d().url + COMPLETIONS, body));
       expect(await comparable(await ask(url + COMPLETIONS, body))).toEqual(right);
       return right;
     },
     held: () => usage(p()),
-    /** Waits at most half a lease: only a notification can have freed P's blocks. */
+    /** At most half a lease: only a notification can have freed P's blocks. */
     freed: () => untilFreed(p(), unused, (LEASE_SECONDS * 1000) / 2),
-    /** Until P holds nothing, also by the end of a lease, for the next test's sake. */
+    /** Also by the end of a lease, for the next test's sake. */
     leaseEnded: () => untilFreed(p(), unused, 4 * LEASE_SECONDS * 1000),
     idle: (server: VllmServer) =>
       until(
@@ -121,7 +113,7 @@ export function proxyPair(
     const { url, close } = await openProxy({ ...own, ...base });
     await retryAfterTimeout(
       async () => {
-        const body = { model: "tiny", prompt: words(40, 9), max_tokens: 1 };
+        const body = greedyOf(words(40, 9), 1);
         const answer = await ask(url + COMPLETIONS, body);
         if (answer.status !== 200) throw new Error(await answer.text());
       },
@@ -141,13 +133,10 @@ export type OpenProxy = Awaited<ReturnType<typeof openProxy>>;
 export async function openProxy(options: ProxyOptions) {
   const proxy = createProxy(options);
   const { url } = await proxy.listen({ port: 0 });
-  return { url, proxy, close: () => proxy.close({ graceMs: 0 }) };
+  const close = () => proxy.close({ graceMs: 0 });
+  return { url, proxy, close, [Symbol.asyncDispose]: close };
 }
 
-/**
- * The tokenizer has the words of calls, and the template shows tools. Their files are written into
- * `folder`.
- */
 export function argumentsOf(folder: string, hasWholeWords = false): string[] {
   const template = join(folder, "template.jinja");
   writeFileSync(template, TEMPLATE);

@@ -1,6 +1,5 @@
-import type { LogFields } from "@kv/interface";
-import { silentLog } from "@kv/interface";
 import type { ProxyOptions } from "@kv/proxy";
+import { recordedLog } from "@kv/testing/recorded-log";
 import { beforeAll, describe, expect, test } from "vitest";
 import {
   ask,
@@ -16,11 +15,11 @@ import { proxyPair } from "./proxy-pair.js";
 import type { VllmServer } from "./server.js";
 import { sleep, until } from "./until.js";
 
-// kv-proxy --readback in front of plain vLLM 0.33 (issue 48): what P computes, by its own metrics;
-// each hazard of a reference; what D holds at the end.
+// kv-proxy --readback in front of plain vLLM 0.33: what P computes, by its own metrics; each hazard
+// of a reference; what D holds at the end.
 
 const BLOCK_TOKENS = 32;
-/** D frees what nobody has it free after this. Whatever is free earlier was notified. */
+/** Whatever is free earlier was notified. */
 const TTL_SECONDS = 480;
 /** As `decoder_kv_blocks_ttl` at a D on which objects expire. */
 const SHORT_TTL_SECONDS = 20;
@@ -35,7 +34,6 @@ const OUTPUT_TOKENS = 40;
 /** A chat's answer has these tokens, but not their text, so the next prompt would have others. */
 const NO_SPECIAL = { logit_bias: { 0: -100, 1: -100 } };
 
-/** A turn that has ended, for further ones. */
 interface Turn {
   readonly salt: string;
   readonly prompt: Tokens;
@@ -50,36 +48,27 @@ describe("0.33: kv-proxy --readback", () => {
   );
   const other: { d?: VllmServer } = {};
 
-  /** A proxy whose records of requests and releases are kept. */
   async function reading(more: Partial<ProxyOptions> = {}) {
-    const records: LogFields[] = [];
-    const releases: unknown[] = [];
-    const log = {
-      ...silentLog,
-      info(event: string, fields: LogFields = {}) {
-        if (event === "request-done") records.push(fields);
-        if (event === "release-sent") releases.push(fields["outcome"]);
-      },
-    };
+    const { log, logged } = recordedLog();
     const opened = await pair.proxied({ ...more, log });
-    /** What the last request says of its readback. */
-    const last = () => records.at(-1)?.["readback"];
-    return { ...opened, records, releases, last };
+    const records = () => logged("request-done");
+    const last = () => records().at(-1)?.["readback"];
+    const readbacks = () => records().map(({ readback }) => readback);
+    return { ...opened, logged, records, readbacks, last };
   }
 
   const freed = (server: VllmServer) => untilFreed(server, 0);
-  /** Neither holds blocks, and none was free because D's time was over. */
-  async function nothingIsPinned(): Promise<void> {
+  /** None was free because D's time was over. */
+  async function nothingIsPinned() {
     await freed(pair.d);
     await freed(pair.p);
     expect(await expired(pair.d)).toBe(0);
   }
 
-  /** One engine's tokens, without anything that it has cached. */
   const alone = (prompt: Tokens, maxTokens = OUTPUT_TOKENS) =>
     plain(pair.d.url, prompt, maxTokens, { salt: freshId() });
 
-  /** A turn through a proxy: its tokens must be those of one engine. */
+  /** Its tokens must be those of one engine. */
   async function turn(
     url: string,
     prompt: Tokens,
@@ -97,8 +86,7 @@ describe("0.33: kv-proxy --readback", () => {
   ];
 
   beforeAll(async () => {
-    // The first handshake of a P with a D. On a busy machine it may take longer than the five
-    // seconds that vLLM allows.
+    // On a busy machine the first handshake may take longer than vLLM allows.
     const { url, last, close } = await reading();
     for (let attempt = 1; last() !== "used" && attempt <= 4; attempt += 1) {
       const [salt, prompt] = [freshId(), promptVariant(100, attempt)];
@@ -111,12 +99,12 @@ describe("0.33: kv-proxy --readback", () => {
   });
 
   test("a turn that nobody goes on from is given back by a request that P refuses", async () => {
-    const { url, proxy, releases, close } = await reading();
+    const { url, proxy, logged, close } = await reading();
     await turn(url, promptVariant(100, 3));
     await until(() => proxy.status().readback?.[0]?.objects === 1, "the proxy has D's object");
     expect(await usageNow(pair.d)).toBeGreaterThan(0);
     await close();
-    expect(releases).toEqual(["refused"]);
+    expect(logged("release-sent").map(({ outcome }) => outcome)).toEqual(["refused"]);
     await nothingIsPinned();
   });
 
@@ -154,7 +142,7 @@ describe("0.33: kv-proxy --readback", () => {
   test.each([{}, { stream: true, stream_options: { include_usage: true } }])(
     "a chat of four turns: %j",
     async (more) => {
-      const { url, records } = await reading();
+      const { url, readbacks } = await reading();
       const salt = freshId();
       const messages = [{ role: "system", content: wordsOf(promptVariant(90, 7)) }];
       for (let count = 1; count <= 4; count += 1) {
@@ -171,7 +159,7 @@ describe("0.33: kv-proxy --readback", () => {
         expect(content).toBe(await chat(pair.d.url, { ...body, cache_salt: freshId() }));
         messages.push({ role: "assistant", content });
       }
-      expect(records.map(({ readback }) => readback)).toEqual(["no-match", "used", "used", "used"]);
+      expect(readbacks()).toEqual(["no-match", "used", "used", "used"]);
     },
   );
 
@@ -224,15 +212,12 @@ describe("0.33: kv-proxy --readback", () => {
   });
 
   test("branches: one of four that go on from a turn reads it, at once and one after the other", async () => {
-    const { url, records } = await reading();
+    const { url, readbacks } = await reading();
     const ended = await turn(url, promptVariant(110, 13), freshId(), 16);
     const branches = [1, 2, 3, 4].map((added) => after(ended, 20 * added));
     await Promise.all(branches.slice(0, 3).map((prompt) => turn(url, prompt, ended.salt, 8)));
     await turn(url, branches[3] ?? [], ended.salt, 8);
-    expect(records.map(({ readback }) => readback).sort()).toEqual([
-      ...Array(4).fill("no-match"),
-      "used",
-    ]);
+    expect(readbacks().sort()).toEqual([...Array(4).fill("no-match"), "used"]);
   });
 
   test.each<[string, string, object]>([
@@ -303,7 +288,6 @@ describe("0.33: kv-proxy --readback", () => {
       await sleep(leavesAfterMs);
       client.abort();
       await read;
-      // The same question again.
       await turn(url, after(ended), ended.salt, 8);
     }
     // What a P may have been reading is given back after half a minute.
@@ -335,11 +319,11 @@ describe("0.33: kv-proxy --readback", () => {
     const both = () => ({ decoders: [pair.d.url, other.d?.url ?? ""] });
 
     test("a conversation that goes from one D to the other: each turn is read from where the last one was", async () => {
-      const { url, records, close } = await reading(both());
+      const { url, records, readbacks, close } = await reading(both());
       let ended = await turn(url, promptVariant(100, 60));
       for (let count = 0; count < 4; count += 1) ended = await turn(url, after(ended), ended.salt);
-      expect(records.map(({ readback }) => readback).slice(1)).toEqual(Array(4).fill("used"));
-      expect(new Set(records.map(({ decode }) => decode)).size).toBe(2);
+      expect(readbacks().slice(1)).toEqual(Array(4).fill("used"));
+      expect(new Set(records().map(({ decode }) => decode)).size).toBe(2);
       await close();
       await nothingIsPinned();
       await freed(other.d ?? pair.d);
@@ -350,7 +334,7 @@ describe("0.33: kv-proxy --readback", () => {
       const turns = [];
       for (let count = 0; count < 8; count += 1)
         turns.push(await turn(url, promptVariant(100, 70 + count), freshId(), 16));
-      const isLost = (at: number) => records[at]?.["decode"] === pair.d.url;
+      const isLost = (at: number) => records()[at]?.["decode"] === pair.d.url;
       await pair.d.stop();
       const begunAt = Date.now();
       for (const [at, ended] of turns.slice(0, 4).entries()) {
@@ -391,7 +375,6 @@ describe("0.33: kv-proxy --readback", () => {
 
 const wordsOf = (ids: Tokens) => ids.map((id) => `t${id}`).join(" ");
 
-/** The tokens of an answer that is a stream. */
 async function streamed(url: string, body: object): Promise<Tokens> {
   const answer = await ask(`${url}/v1/completions`, { ...body, stream: true });
   const text = await answer.text();
@@ -399,7 +382,6 @@ async function streamed(url: string, body: object): Promise<Tokens> {
   return eventsOf(text).flatMap(tokensOf as (event: object) => Tokens);
 }
 
-/** The text of a chat's answer. */
 async function chat(url: string, body: object): Promise<string> {
   const answer = await ask(url + CHAT, body);
   const text = await answer.text();
@@ -417,7 +399,6 @@ const eventsOf = (text: string) =>
     .filter((line) => line.startsWith("data: {"))
     .map((line) => JSON.parse(line.slice("data: ".length)) as object);
 
-/** Tokens of prompts by where P has them from. */
 async function promptTokens({ url }: VllmServer): Promise<ReadonlyMap<string, number>> {
   const text = await (await fetch(`${url}/metrics`)).text();
   const sample = /^vllm:prompt_tokens_by_source_total\{[^}]*source="(\w+)"[^}]*\} (\S+)/gm;

@@ -15,7 +15,6 @@ const bytes = new Uint8Array(
   gunzipSync(readFileSync(new URL("./fixtures/kv-100-tokens.bin.gz", import.meta.url))),
 );
 
-/** Of the prompt's n-th block in a layer. */
 export function recordedHeads(
   layer: number,
   nthBlock: number,

@@ -9,7 +9,6 @@ type Change = Partial<Omit<CheckedPair, "local" | "remote">> & {
   readonly remote?: Partial<CheckedSide>;
 };
 
-/** A pair that vLLM takes, with changes. Lengths of blocks follow from the rest. */
 function pair({ local = {}, remote = {}, ...change }: Change): CheckedPair {
   const facts = {
     numKvHeads: HEADS,
@@ -52,6 +51,17 @@ function pair({ local = {}, remote = {}, ...change }: Change): CheckedPair {
 const MLA = { isMla: true, numKvHeads: 1 };
 const DRAFT = { ...MLA, draftKvHeads: 8 };
 const TP2 = { tpSize: 2 };
+const TP4 = { tpSize: 4 };
+const TP8 = { tpSize: 8 };
+const BLOCK_32 = { blockSize: 32 };
+const BLOCK_48 = { blockSize: 48 };
+const KERNELS_2 = { kernelsPerLogical: 2 };
+/** More regions than the other side has, without names. */
+const threeRegions = (bytes: number): Partial<CheckedSide> => ({
+  blockLengthsBytes: [bytes, bytes, bytes],
+  regionNames: undefined,
+  regionGroupIds: [0, 0, 0],
+});
 
 /** Pairs that each break one rule, and pairs that just keep it. */
 const CHANGES: readonly Change[] = [
@@ -69,14 +79,14 @@ const CHANGES: readonly Change[] = [
   },
   { local: TP2, remote: { tpSize: 3 }, numKvHeads: 6 },
   { local: { tpSize: 3 }, remote: TP2, numKvHeads: 6 },
-  { local: { blockSize: 16 }, remote: { blockSize: 32 } },
-  { local: { blockSize: 48 }, remote: { blockSize: 32 } },
-  { local: { blockSize: 48 }, remote: { blockSize: 16 } },
-  { ...MLA, local: { blockSize: 16 }, remote: { blockSize: 32 } },
-  { local: TP2, remote: { tpSize: 8 }, numKvHeads: 4 },
-  { local: { tpSize: 8 }, remote: TP2, numKvHeads: 4 },
-  { local: TP2, remote: { tpSize: 4 }, numKvHeads: 4 },
-  { ...DRAFT },
+  { local: { blockSize: 16 }, remote: BLOCK_32 },
+  { local: BLOCK_48, remote: BLOCK_32 },
+  { local: BLOCK_48, remote: { blockSize: 16 } },
+  { ...MLA, local: { blockSize: 16 }, remote: BLOCK_32 },
+  { local: TP2, remote: TP8, numKvHeads: 4 },
+  { local: TP8, remote: TP2, numKvHeads: 4 },
+  { local: TP2, remote: TP4, numKvHeads: 4 },
+  DRAFT,
   { ...DRAFT, remote: TP2 },
   { ...DRAFT, local: TP2 },
   {
@@ -95,14 +105,14 @@ const CHANGES: readonly Change[] = [
       remote: { tpSize: 2, kernelsPerLogical },
     }),
   ),
-  { hasStates: true, local: { kernelsPerLogical: 2 } },
-  { hasStates: true, local: { kernelsPerLogical: 2 }, prefixCaching: false },
+  { hasStates: true, local: KERNELS_2 },
+  { hasStates: true, local: KERNELS_2, prefixCaching: false },
   { hasStates: true, remote: TP2 },
   { hasStates: true, remote: { tpSize: 16 } },
   { hasStates: true, ...MLA },
   { hasStates: true, ...MLA, remote: { blockLengthsBytes: [512, 256] } },
-  { hasStates: true, ...MLA, local: { blockSize: 32 } },
-  { usesHostBuffer: true, local: { blockSize: 32 } },
+  { hasStates: true, ...MLA, local: BLOCK_32 },
+  { usesHostBuffer: true, local: BLOCK_32 },
   { usesHostBuffer: true },
   ...(["LBHNC", "LBNHC", "BLHNC", "BHLNC"] as const).flatMap((local) =>
     (["LBHNC", "LBNHC"] as const).flatMap((remote) =>
@@ -127,22 +137,18 @@ const CHANGES: readonly Change[] = [
   ...["nvfp4", "nvfp4_4over6", "fp8"].flatMap((cacheDtype): Change[] => [
     { cacheDtype, local: TP2 },
     { cacheDtype },
-    { cacheDtype, local: { tpSize: 8 }, remote: { tpSize: 4 }, numKvHeads: 4 },
+    { cacheDtype, local: TP8, remote: TP4, numKvHeads: 4 },
   ]),
   {
-    remote: {
-      blockLengthsBytes: [4096, 4096, 4096],
-      regionNames: undefined,
-      regionGroupIds: [0, 0, 0],
-    },
+    remote: threeRegions(4096),
   },
   { remote: { blockLengthsBytes: [1000, 1000] } },
   { local: TP2, remote: { blockLengthsBytes: [4096, 4000] } },
   { remote: { tpSize: 2, blockLengthsBytes: [2000, 2000] } },
   { ...MLA, remote: { blockLengthsBytes: [256, 256] } },
   { local: { tpSize: 16 }, remote: { tpSize: 16, blockLengthsBytes: [256, 256] } },
-  { local: { blockSize: 32 }, remote: TP2 },
-  { ...MLA, local: { blockSize: 32 }, remote: TP2 },
+  { local: BLOCK_32, remote: TP2 },
+  { ...MLA, local: BLOCK_32, remote: TP2 },
   { remote: { blockStridesBytes: [10, 4096] } },
   { remote: { blockStridesBytes: [8192, 8192] } },
   { remote: { regionNames: ["layers.1", "layers.0"] } },
@@ -153,7 +159,6 @@ const CHANGES: readonly Change[] = [
 
 const PUSH = { isPush: true, writes: true };
 const STAGES = { ...PUSH, needsHma: true };
-/** A row that holds the pages of both layers. */
 const packed: Partial<CheckedSide> = {
   layout: "BLHNC",
   blockLengthsBytes: [1024],
@@ -180,8 +185,8 @@ const blocks = (
 
 /** They break a rule outside of the handshake's validation, or just keep it. */
 const MORE_CHANGES: readonly Change[] = [
-  { ...MLA, local: { tpSize: 4 }, remote: { tpSize: 4, pcpSize: 4, dcpSize: 2 } },
-  { ...MLA, local: { tpSize: 4 }, remote: { tpSize: 4, pcpSize: 4, dcpSize: 4 } },
+  { ...MLA, local: TP4, remote: { tpSize: 4, pcpSize: 4, dcpSize: 2 } },
+  { ...MLA, local: TP4, remote: { tpSize: 4, pcpSize: 4, dcpSize: 4 } },
   { ...MLA, local: { tpSize: 2, dcpSize: 2 }, remote: { tpSize: 2, pcpSize: 2 } },
   { ...MLA, local: { tpSize: 2, pcpSize: 2 }, remote: { tpSize: 2, dcpSize: 2 } },
   { ...STAGES, local: { ppSize: 2 } },
@@ -202,24 +207,20 @@ const MORE_CHANGES: readonly Change[] = [
   { ...MLA, local: oneLayer, remote: { ...oneRow, regionGroupIds: [-1] } },
   { ...MLA, local: oneLayer, remote: { ...oneRow, regionNames: undefined } },
   { local: { engineId: "same" }, remote: { engineId: "same" } },
-  { hasStates: true, local: { blockSize: 32 }, remote: TP2 },
+  { hasStates: true, local: BLOCK_32, remote: TP2 },
   {
     hasStates: true,
     ...MLA,
-    local: { blockSize: 32 },
+    local: BLOCK_32,
     remote: { tpSize: 2, blockLengthsBytes: [512, 512] },
   },
-  { hasStates: true, ...MLA, local: { blockSize: 48 }, remote: { blockSize: 32 } },
+  { hasStates: true, ...MLA, local: BLOCK_48, remote: BLOCK_32 },
   { hasStates: true, local: { pleBlockLengthBytes: 128 }, remote: { pleBlockLengthBytes: 256 } },
   { hasStates: true, local: { pleBlockLengthBytes: 128 }, remote: { pleBlockLengthBytes: 128 } },
   { remote: { memoryTypes: ["DRAM", "VRAM"] } },
   {
     ...MLA,
-    remote: {
-      blockLengthsBytes: [512, 512, 512],
-      regionNames: undefined,
-      regionGroupIds: [0, 0, 0],
-    },
+    remote: threeRegions(512),
   },
   { local: otherGroups },
   { ...MLA, local: otherGroups },
@@ -230,7 +231,7 @@ const MORE_CHANGES: readonly Change[] = [
   { ...MLA, local: otherGroups, ...blocks([3, 2], [2], null) },
   { ...MLA, local: otherGroups, ...blocks([3, 2], [2], 48) },
   { ...MLA, local: otherGroups, ...blocks([3, 2], [2], 32) },
-  { ...PUSH },
+  PUSH,
   { ...PUSH, local: otherGroups },
   blocks([3], [2], null),
   blocks([2], [3], null),
@@ -241,16 +242,12 @@ const MORE_CHANGES: readonly Change[] = [
   { hasStates: true, ...blocks([2, 2], [2, 1], null) },
   { hasStates: true, ...blocks([9, 1], [2, 1], null) },
   { hasStates: true, ...blocks([2, 1], [9, 1], null) },
-  { isCsaLinear: true, numKvHeads: 4, local: TP2, remote: { tpSize: 4 } },
-  { isCsaLinear: true, numKvHeads: 8, local: TP2, remote: { tpSize: 4 } },
+  { isCsaLinear: true, numKvHeads: 4, local: TP2, remote: TP4 },
+  { isCsaLinear: true, numKvHeads: 8, local: TP2, remote: TP4 },
   {
     hasStates: true,
     isPush: true,
-    remote: {
-      blockLengthsBytes: [4096, 4096, 4096],
-      regionNames: undefined,
-      regionGroupIds: [0, 0, 0],
-    },
+    remote: threeRegions(4096),
   },
 ];
 

@@ -4,8 +4,8 @@ import { describe, expect, test } from "vitest";
 import { refusalCases } from "./refusal-cases.js";
 
 /**
- * Per version, vLLM's answer to each of `refusalCases()`: null, or the message of its refusal.
- * `refusals.ts` made it with vLLM's own code.
+ * Per version, vLLM's answer to each of `refusalCases()`. `refusals.ts` made it with vLLM's own
+ * code.
  */
 const recorded = JSON.parse(
   readFileSync(new URL("fixtures/refusals.json", import.meta.url), "utf8"),

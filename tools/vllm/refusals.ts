@@ -2,16 +2,14 @@ import { spawnSync } from "node:child_process";
 import { writeFileSync } from "node:fs";
 import { homedir } from "node:os";
 import { join } from "node:path";
-import { fileURLToPath } from "node:url";
 import { refusalCases } from "./refusal-cases.js";
 
 /**
- * Records which pairs vLLM 0.31, 0.32 and 0.33 refuse: `npx tsx tools/vllm/refusals.ts`. Needs the
- * peer of `setup.sh`; takes a minute for each. `refusals.test.ts` compares the recording with the
- * table of @kv/plan/vllm.
+ * Records which pairs vLLM refuses: `npx tsx tools/vllm/refusals.ts`. Needs the peer of `setup.sh`;
+ * takes a minute for each version.
  */
 const peer = process.env["KV_PEER_DIR"] ?? join(homedir(), ".cache/kv-peer");
-const here = fileURLToPath(new URL(".", import.meta.url));
+const here = join(import.meta.dirname, ".");
 const TREES = {
   "0.31.0": `${peer}/vllm31:${peer}/nixl14`,
   "0.32.0": "",

@@ -10,7 +10,6 @@ import {
 } from "node:fs";
 import { homedir, tmpdir } from "node:os";
 import { join } from "node:path";
-import { fileURLToPath } from "node:url";
 import { afterAll, beforeEach } from "vitest";
 import { ONE_USE, plain } from "./completion.js";
 import { freePorts } from "./free-ports.js";
@@ -40,7 +39,6 @@ export interface VllmOptions {
   readonly tp?: number;
   /** Of HTTP and the side channel. Default: free ones. */
   readonly ports?: readonly [number, number];
-  /** Of 32 tokens, the null block included. */
   readonly blocks?: number;
   readonly leaseSeconds?: number;
   readonly extra?: Readonly<Record<string, unknown>>;
@@ -48,56 +46,30 @@ export interface VllmOptions {
   readonly env?: Readonly<Record<string, string>>;
 }
 
-export interface VllmServer {
-  readonly kind: PeerKind;
-  readonly name: string;
-  readonly url: string;
-  readonly tp: number;
-  readonly port: number;
-  readonly sideChannelPort: number;
-  readonly leaseSeconds: number;
-  /** Summed over its labels; 0 when there is none. */
-  metric(name: string): Promise<number>;
-  /** Also after `stop`. */
-  log(): string;
-  /** Ends all processes. Safe to call twice. */
-  stop(): Promise<void>;
-}
+export type VllmServer = Awaited<ReturnType<typeof startVllm>>;
 
 const READY_WITHIN_MS = 540_000;
-const LEASE_SECONDS = 60;
 const PUSH_WAIT_SECONDS = 60;
 const POLL_MS = 500;
 const SHOWN_LINES = 60;
 
-const script = (name: string) => fileURLToPath(new URL(name, import.meta.url));
+const script = (name: string) => join(import.meta.dirname, name);
 
-/** Starts a server, and has it compute once, so that this is not part of its first handshake. */
-export async function startVllm(options: VllmOptions): Promise<VllmServer> {
-  const {
-    kind,
-    name,
-    tp = 1,
-    blocks = 64,
-    leaseSeconds = LEASE_SECONDS,
-    extra,
-    args = [],
-    env = {},
-  } = options;
+/** It has computed once, so that this is not part of its first handshake. */
+export async function startVllm(options: VllmOptions) {
+  const { kind, name, tp = 1, blocks = 64, leaseSeconds = 60, extra, args = [], env } = options;
   const [port = 0, sideChannelPort = 0] = options.ports ?? (await freePorts(2));
   const folder = mkdtempSync(join(tmpdir(), `kv-vllm-${name}-`));
   const logFile = join(folder, "log");
   const connector = CONNECTOR_NAMES[kind.mode];
   const config = JSON.stringify({
     kv_lease_duration: leaseSeconds,
-    // A push D runs empty steps without pause while it waits for a P that is gone, by default for
-    // eight minutes.
+    // Else a push D runs empty steps for eight minutes while it waits for a P that is gone.
     ...(kind.mode === "push" ? { push_registration_timeout: PUSH_WAIT_SECONDS } : {}),
     ...extra,
   });
   const serve = [script("serve.sh"), port, sideChannelPort, connector, blocks, tp, config, ...args];
-  // The guard ends the server's process group when its stdin closes: by `stop`, or because this
-  // process is gone.
+  // The guard ends the server when its stdin closes: by `stop`, or because this process is gone.
   const child = spawn(script("guard.sh"), serve.map(String), {
     detached: true,
     stdio: ["pipe", "pipe", "pipe"],
@@ -116,7 +88,7 @@ export async function startVllm(options: VllmOptions): Promise<VllmServer> {
   const url = `http://127.0.0.1:${port}`;
   let lastLog: string | undefined;
   const log = () => lastLog ?? readFileSync(logFile, "utf8");
-  const server: VllmServer = {
+  const server = {
     kind,
     name,
     url,
@@ -124,15 +96,16 @@ export async function startVllm(options: VllmOptions): Promise<VllmServer> {
     port,
     sideChannelPort,
     leaseSeconds,
-    async metric(metric) {
+    /** Summed over its labels; 0 when there is none. */
+    async metric(metric: string): Promise<number> {
       const text = await (await fetch(`${url}/metrics`, { headers: ONE_USE })).text();
-      const samples = text
-        .split("\n")
-        .filter((line) => line.startsWith(`${metric}{`) || line.startsWith(`${metric} `));
-      return samples.reduce((sum, line) => sum + Number(line.slice(line.lastIndexOf(" ") + 1)), 0);
+      const samples = text.matchAll(new RegExp(`^${metric}(?:\\{.*\\})? (\\S+)`, "gm"));
+      return Array.from(samples, ([, value]) => Number(value)).reduce((a, b) => a + b, 0);
     },
+    /** Also after `stop`. */
     log,
-    async stop() {
+    /** Ends all processes. Safe to call twice. */
+    async stop(): Promise<void> {
       child.stdin.end();
       await closed;
       lastLog ??= log();
@@ -158,9 +131,7 @@ export async function startVllm(options: VllmOptions): Promise<VllmServer> {
 
 const lastLines = (server: VllmServer) => server.log().split("\n").slice(-SHOWN_LINES).join("\n");
 
-/**
- * The servers of a suite. They are stopped after it, and their logs are shown where a test fails.
- */
+/** Stopped after the suite. Their logs are shown where a test fails. */
 export function vllmServers(common: Omit<VllmOptions, "name">) {
   const starts = new Map<string, Promise<VllmServer>>();
   const options = new Map<string, Partial<VllmOptions>>();
@@ -185,7 +156,6 @@ export function vllmServers(common: Omit<VllmOptions, "name">) {
     return server;
   }
 
-  /** Starts a server, unless it was started. */
   async function start(name: string, more: Partial<VllmOptions> = {}): Promise<VllmServer> {
     const all = { ...common, ...more, args: [...(common.args ?? []), ...(more.args ?? [])] };
     const { mode, version } = all.kind;
@@ -199,7 +169,6 @@ export function vllmServers(common: Omit<VllmOptions, "name">) {
   return {
     of,
     start,
-    /** At the same addresses. */
     async restart(name: string, more: Partial<VllmOptions> = {}): Promise<void> {
       const { port, sideChannelPort, stop } = of(name);
       await stop();

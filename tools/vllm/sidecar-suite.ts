@@ -2,14 +2,14 @@ import { createServer as createTcpServer } from "node:net";
 import type { ProxyOptions } from "@kv/proxy";
 import { startSideChannel } from "@kv/testing/http/side-channel";
 import { expect, test } from "vitest";
-import { comparable, words } from "./boundary-cases.js";
+import { comparable, greedyOf, words } from "./boundary-cases.js";
 import { ask } from "./completion.js";
 import { connectorMembersTest, type Front, frontSuite } from "./front-suite.js";
 import { COMPLETIONS, type ProxyPair } from "./proxy-pair.js";
 
 const HEADER = "x-prefiller-host-port";
 
-/** `kv-proxy --sidecar` beside D, behind a relay that names P as a picker does. */
+/** Behind a relay that names P as a picker does. */
 export function sidecarSuite(pair: ProxyPair): void {
   const { mode } = pair.kind;
   const proxied = async (more: Partial<ProxyOptions> = {}) => {
@@ -27,7 +27,7 @@ export function sidecarSuite(pair: ProxyPair): void {
       { n: 2, seed: 1, temperature: 0.9 },
       { use_beam_search: true, n: 2, temperature: 0 },
     ]) {
-      const body = { model: "tiny", prompt: words(40, 20), max_tokens: 4, ...more };
+      const body = { ...greedyOf(words(40, 20), 4), ...more };
       await pair.answersAlike(sidecarUrl, body);
     }
     expect(proxy.status().prefillers).toEqual([]);
@@ -40,12 +40,11 @@ export function sidecarSuite(pair: ProxyPair): void {
 
   test("a P that is not allowed gets 403, and a list goes on to the next P", async () => {
     const { sidecarUrl } = await proxied();
-    const body = { model: "tiny", prompt: words(40, 21), max_tokens: 4, temperature: 0 };
+    const body = greedyOf(words(40, 21), 4);
     const named = (value: string) =>
       ask(sidecarUrl + COMPLETIONS, body, { headers: { [HEADER]: value } });
     expect((await named("10.255.255.1:8000")).status).toBe(403);
     const right = await comparable(await ask(pair.d.url + COMPLETIONS, body));
-    // Nothing listens on port 1.
     expect(await comparable(await named(`127.0.0.1:1, ${new URL(pair.p.url).host}`))).toEqual(
       right,
     );
@@ -64,7 +63,6 @@ export function sidecarSuite(pair: ProxyPair): void {
   });
 }
 
-/** `open` opens a sidecar behind something that names P. */
 export async function leaveBetweenTheLegs(
   pair: ProxyPair,
   open: (sidecar: NonNullable<ProxyOptions["sidecar"]>) => Promise<Front>,
@@ -73,7 +71,7 @@ export async function leaveBetweenTheLegs(
   // Not the engine that answers: the sidecar reads it again between the legs.
   const side = await startSideChannel(() => ({ engineId: "before", vllmVersion: "0.33.0", mode }));
   const { url, proxy } = await open({ allow: ["127.0.0.0/8"], kv: { port: side.port } });
-  const body = { model: "tiny", prompt: words(60, 22), max_tokens: 4 };
+  const body = greedyOf(words(60, 22), 4);
   expect((await ask(url + COMPLETIONS, { ...body, temperature: -1 })).status).toBe(400);
   await expect.poll(() => proxy.status().prefillers[0]?.pairing?.engine_id).toBe("before");
   await side.close();

@@ -1,7 +1,7 @@
 import { delegateTo } from "@kv/connector/building-blocks";
 import type { Memory, Notification, Transport } from "@kv/interface";
 
-/** Records the notifications that arrive, as text, and the memory it allocates. */
+/** The notifications that arrive, as text, and the memory it allocates. */
 export function tapTransport(transport: Transport) {
   const notifications: string[] = [];
   const memories: Memory[] = [];

@@ -1,6 +1,6 @@
 // npm run test:vllm: installs vLLM for the CPU once, then runs the live tests against its servers.
 // Not part of npm test.
-//     --only pull-0.33,push-0.33,pull-0.32,push-0.32,kinds,cache-formats,proxy,readback,verify,pull-0.31,push-0.31,fleet,data-parallel,envoy
+//     --only pull-0.33,push-0.33,pull-0.32,push-0.32,kinds,cache-formats,proxy,readback,verify,tier,tier-engines,pull-0.31,push-0.31,fleet,data-parallel,envoy
 // --record: each part that passes is entered in docs/tested/vllm.json, from which
 // docs/vllm-versions.md has its table. All other arguments go to vitest: -t "P with TP 1" runs one
 // suite and starts only the servers that it needs.
@@ -19,8 +19,9 @@ const PARTS = [
   "proxy",
   "readback",
   "verify",
+  "tier",
 ];
-const NAMED = ["envoy", "pull-0.31", "push-0.31", "fleet", "data-parallel"];
+const NAMED = ["tier-engines", "envoy", "pull-0.31", "push-0.31", "fleet", "data-parallel"];
 const args = process.argv.slice(2);
 const at = args.indexOf("--only");
 const [, list = ""] = at < 0 ? ["", PARTS.join(",")] : args.splice(at, 2);
@@ -39,7 +40,6 @@ if (isRecorded && args.length > 1) {
   process.exit(2);
 }
 
-/** Enters the parts of which no test failed. */
 async function recordParts(report) {
   const records = join(root, "docs/tested/vllm.json");
   const parts = JSON.parse(readFileSync(records, "utf8"));

@@ -11,7 +11,6 @@ export const TINY = {
   layerName: (layer: number) => `model.layers.${layer}.self_attn.attn`,
 } as const;
 
-/** A version, and one of its two NIXL connectors. */
 export interface PeerKind {
   readonly version: keyof typeof CONNECTOR_VERSIONS;
   readonly mode: "pull" | "push";

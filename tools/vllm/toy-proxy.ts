@@ -2,9 +2,8 @@ import { startUpstream } from "@kv/testing/http/fake-upstream";
 import { ask } from "./completion.js";
 
 /**
- * Like published examples: one prefill request with `max_tokens` 1, whose `kv_transfer_params` go
- * into the decode request. The answer has status 200, and every error is a 500. A boundary case
- * that it passes shows nothing.
+ * Like published examples: P's `kv_transfer_params` go into the decode request, and every error is
+ * a 500. A boundary case that it passes shows nothing.
  */
 export function startToyProxy(prefillUrl: string, decodeUrl: string) {
   return startUpstream(async ({ path, json, response }) => {

@@ -11,13 +11,12 @@ import {
 import { zmqSideChannel } from "@kv/side-channel";
 import { afterEach, expect, test } from "vitest";
 import { freshId, ONE_USE } from "./completion.js";
-import { type HeadlessDecode, openHeadlessDecode, requestOf } from "./headless-decode.js";
-import { otherLegId, prefillAndHold, untilFreed } from "./held-blocks.js";
+import { type HeadlessDecode, OUR_BLOCKS, openHeadlessDecode } from "./headless-decode.js";
+import { prefillAndHold, untilFreed } from "./held-blocks.js";
 import { RECORDED_TOKENS, recordedHeads } from "./recorded-kv.js";
 import type { VllmServer } from "./server.js";
 import { factorsOf, prompt, TINY } from "./tiny-peer.js";
 
-const OUR_BLOCKS = [5, 2, 9, 11];
 const UNKNOWN_RANK = 99;
 const TIMEOUT_MS = 5000;
 const text = new TextEncoder();
@@ -98,7 +97,6 @@ function asFutureVersion(server: VllmServer, sideChannel: SideChannel): SideChan
   };
 }
 
-/** An unknown vLLM version, and a request that ends vLLM's listener. */
 export function unexpectedInputSuite(server: () => VllmServer): void {
   let d: HeadlessDecode | undefined;
   afterEach(async () => {
@@ -115,9 +113,8 @@ export function unexpectedInputSuite(server: () => VllmServer): void {
         extra,
         sideChannel: asFutureVersion(server(), zmqSideChannel()),
       });
-      const { params, before } = await prefillAndHold(server(), prompt(RECORDED_TOKENS));
-      const asked = requestOf(otherLegId(params.remote_request_id), RECORDED_TOKENS, params);
-      return { decode: d, before, asked, ...(await d.receive(asked, OUR_BLOCKS)) };
+      const { asked, before } = await prefillAndHold(server(), prompt(RECORDED_TOKENS));
+      return { decode: d, before, asked, ...(await d.receive(asked, [OUR_BLOCKS])) };
     };
     const { failure } = await receive({});
     expect(failure?.code).toBe("KV_HANDSHAKE_INCOMPATIBLE");
@@ -133,7 +130,7 @@ export function unexpectedInputSuite(server: () => VllmServer): void {
     expect(none).toBeUndefined();
     const recorded = recordedHeads(0, 0, { first: 0, count: TINY.kvHeads });
     expect(Buffer.compare(decode.block(0, 0, OUR_BLOCKS[0] ?? 0), recorded)).toBe(0);
-    decode.finish(asked, OUR_BLOCKS);
+    decode.finish(asked, [OUR_BLOCKS]);
     await untilFreed(server(), before);
   });
 

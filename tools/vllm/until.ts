@@ -1,4 +1,4 @@
-/** For a state that a peer does not report. The error of a timeout contains `what`. */
+/** The error of a timeout contains `what`. */
 export async function until(
   holds: () => Promise<boolean> | boolean,
   what: string,
@@ -16,8 +16,8 @@ export const sleep = (ms: number) => new Promise<void>((resolve) => setTimeout(r
 const ATTEMPTS = 3;
 
 /**
- * Retries after a handshake timeout, and after no other error. On two busy cores a process may not
- * run for the five seconds that vLLM allows.
+ * After no other error. On two busy cores a process may not run for the five seconds that vLLM
+ * allows.
  */
 export async function retryAfterTimeout<T>(
   work: () => Promise<T>,
@@ -33,7 +33,7 @@ export async function retryAfterTimeout<T>(
   }
 }
 
-/** Whether a handshake of these servers has timed out since the last call. */
+/** Since the last call. */
 export function handshakeTimedOut(...servers: readonly { log(): string }[]): () => boolean {
   const ends = servers.map((server) => server.log().length);
   return () => {

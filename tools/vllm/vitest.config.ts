@@ -1,12 +1,12 @@
 import { defineConfig, mergeConfig } from "vitest/config";
 import shared from "../../vitest.config.js";
 
-// `npm run test:vllm`: one file at a time, minutes each.
+// `npm run test:vllm`, and the faults of NIXL's libraries for `test:versions`: one file at a time, minutes each.
 export default mergeConfig(
   { ...shared, test: { ...shared.test, projects: undefined, include: [] } },
   defineConfig({
     test: {
-      include: ["tools/{clients,vllm}/**/*.live.ts"],
+      include: ["tools/{clients,nixl,vllm}/**/*.live.ts"],
       fileParallelism: false,
       testTimeout: 600_000,
       hookTimeout: 600_000,

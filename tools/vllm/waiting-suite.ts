@@ -1,3 +1,4 @@
+import { recordedLog } from "@kv/testing/recorded-log";
 import { afterEach, beforeAll, beforeEach, expect, test } from "vitest";
 import {
   complete,
@@ -32,25 +33,18 @@ export const ONE_LONG_REQUEST = [
   JSON.stringify({ max_position_embeddings: LONG }),
 ];
 
-/**
- * What a vLLM D sends besides reads: heartbeats while a request waits, a notification when one is
- * aborted, or nothing.
- */
+/** Heartbeats while a request waits, a notification when one is aborted, or nothing. */
 export function waitingSuite(server: () => VllmServer): void {
   let ours: OurPrefill;
-  let logged: string[];
+  let recorded: ReturnType<typeof recordedLog>;
   let busy: AbortController;
   beforeAll(() => untilRepacks(server()));
 
   beforeEach(async () => {
-    logged = [];
+    recorded = recordedLog();
     busy = new AbortController();
-    const note = (event: string) => void logged.push(event);
-    ours = await openOurPrefill({
-      kind: server().kind,
-      leaseSeconds: OUR_LEASE_SECONDS,
-      log: { debug() {}, info: note, warn: note, error: note },
-    });
+    const { log } = recorded;
+    ours = await openOurPrefill({ kind: server().kind, leaseSeconds: OUR_LEASE_SECONDS, log });
   });
   afterEach(async () => {
     busy.abort();
@@ -58,14 +52,14 @@ export function waitingSuite(server: () => VllmServer): void {
   });
 
   /** Else a waiting request also waits for a handshake. */
-  async function paired(): Promise<void> {
+  async function paired() {
     await handedOver(ours.url, server(), TOKENS, 1);
-    await until(() => ours.held() === 0, "the blocks are freed");
-    logged.length = 0;
+    await ours.freed();
+    recorded.events.length = 0;
   }
 
-  /** The peer computes one request at a time, this one until it is aborted. */
-  async function keepBusy(): Promise<void> {
+  /** Until it is aborted. */
+  async function keepBusy() {
     const running = () => server().metric("vllm:num_requests_running");
     await until(async () => (await running()) === 0, "the peer has nothing to do");
     complete(server().url, completionBody(prompt(64), LONG - 64), { signal: busy.signal }).catch(
@@ -82,12 +76,12 @@ export function waitingSuite(server: () => VllmServer): void {
     const leg = await prefilled(ours.url, server().url, TOKENS);
     const answer = leg.decode(OUTPUT_TOKENS);
     await until(() => beats().length >= BEATS, "heartbeats have come", { timeoutMs: 120_000 });
-    expect(logged).not.toContain("lease-expired");
+    expect(recorded.logged("lease-expired")).toEqual([]);
     expect(ours.held()).toBe(4);
     busy.abort();
     expect(await answer).toEqual(await plain(ours.url, TOKENS, OUTPUT_TOKENS));
-    await until(() => ours.held() === 0, "the blocks are freed");
-    expect(logged).not.toContain("lease-expired");
+    await ours.freed();
+    expect(recorded.logged("lease-expired")).toEqual([]);
   });
 
   test("client aborts while its request waits at D: our blocks are freed; in pull by a notification, before the lease expires", async () => {
@@ -98,17 +92,17 @@ export function waitingSuite(server: () => VllmServer): void {
     await until(() => beats().length > 0, "the peer knows the request");
     client.abort();
     await expect(answer).rejects.toThrow();
-    await until(() => ours.held() === 0, "the blocks are freed");
+    await ours.freed();
     if (server().kind.mode === "pull") {
       expect(ours.tap.notifications).toContain(`${params.remote_request_id}:1`);
-      expect(logged).not.toContain("lease-expired");
+      expect(recorded.logged("lease-expired")).toEqual([]);
     }
   });
 
   test("no D reads the blocks: they are freed when the lease expires", async () => {
     await prefill(ours.url, TOKENS, { id: freshId() });
     expect(ours.held()).toBe(4);
-    await until(() => ours.held() === 0, "the lease has ended");
-    expect(logged).toContain("lease-expired");
+    await ours.freed();
+    expect(recorded.logged("lease-expired")).not.toEqual([]);
   });
 }

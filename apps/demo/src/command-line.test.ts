@@ -42,83 +42,64 @@ const optionsOf = (command: keyof typeof table, ...others: string[]) =>
 const CLUSTER = { transport: "memory", cacheTokens: 1024 } as const;
 
 describe("the flags of the demo", () => {
-  it("select push, the order of its requests, and layerwise writes", async () => {
-    const flags = await parsed(
-      "--connector",
-      "push",
-      "--push-legs",
-      "prefill-first",
-      "--push-layerwise",
-    );
-    expect(flags).toMatchObject({
-      connector: "push",
-      pushLegs: "prefill-first",
-      pushLayerwise: true,
-    });
-    const { prefills, decodes } = planInstances({ ...flags, ...CLUSTER });
-    for (const { config } of [...prefills, ...decodes]) {
-      expect(config.kvTransferConfig).toMatchObject({
-        kv_connector: "push",
-        kv_connector_extra_config: { push_layerwise: true },
-      });
-    }
-    expect(planProxy([], [], flags)).toMatchObject({ mode: "push", pushLegs: "prefill-first" });
+  const ofInstances = async (...args: string[]) => {
+    const { prefills, decodes } = planInstances({ ...(await parsed(...args)), ...CLUSTER });
+    return [...prefills, ...decodes].map(({ config }) => config);
+  };
+
+  it.each<[string[], object]>([
+    [
+      ["--connector", "push", "--push-layerwise"],
+      {
+        kvTransferConfig: {
+          kv_connector: "push",
+          kv_connector_extra_config: { push_layerwise: true },
+        },
+      },
+    ],
+    [
+      ["--transport-module", "t", "--platform-module", "p", "--cache-kind-module", "c"],
+      { transportModule: "t", platformModule: "p", cacheKindModule: "c" },
+    ],
+    [
+      ["--extra-config", '{"engine_ttl": 5}'],
+      { kvTransferConfig: { kv_connector_extra_config: { engine_ttl: 5 } } },
+    ],
+  ])("%j is for every instance", async (args, settings) => {
+    for (const config of await ofInstances(...args)) expect(config).toMatchObject(settings);
+  });
+
+  it.each<[string[], object]>([
+    [[], { mode: "pull" }],
+    // The proxy's order of requests is that of pull.
+    [["--connector", "auto"], { mode: "pull" }],
+    [
+      ["--connector", "push", "--push-legs", "prefill-first"],
+      { mode: "push", pushLegs: "prefill-first" },
+    ],
+    [["--admin-port", "9090"], { admin: { port: 9090 } }],
+  ])("%j is for the proxy", async (args, settings) => {
+    expect(planProxy([], [], await parsed(...args))).toMatchObject(settings);
   });
 
   it("give the proxy the side channels of the instances", () => {
     const sideChannel = { host: "127.0.0.1", port: 5600 };
     const running = [{ url: "http://127.0.0.1:1", sideChannel }];
+    const spec = { url: "http://127.0.0.1:1", kv: sideChannel };
     expect(planProxy(running, running, { connector: "pull" })).toMatchObject({
-      prefillers: [{ url: "http://127.0.0.1:1", kv: sideChannel }],
-      decoders: [{ url: "http://127.0.0.1:1", kv: sideChannel }],
+      prefillers: [spec],
+      decoders: [spec],
     });
   });
 
-  it("select pull by default, and the proxy's pull order for the connector auto", async () => {
-    expect(planProxy([], [], await parsed()).mode).toBe("pull");
-    expect(planProxy([], [], await parsed("--connector", "auto")).mode).toBe("pull");
-    const { prefills } = planInstances({ ...(await parsed()), ...CLUSTER });
-    expect(prefills[0]?.config.kvTransferConfig).toMatchObject({ kv_connector_extra_config: {} });
-  });
-
-  it("give every instance the modules, which take the place of what is built in", async () => {
-    const modules = [
-      "--transport-module",
-      "t",
-      "--platform-module",
-      "p",
-      "--cache-kind-module",
-      "c",
-    ];
-    const flags = await parsed(...modules);
-    const { prefills, decodes } = planInstances({ ...flags, ...CLUSTER });
-    for (const { config } of [...prefills, ...decodes]) {
-      expect(config).toMatchObject({
-        transportModule: "t",
-        platformModule: "p",
-        cacheKindModule: "c",
-      });
-    }
-    await expect(parsed("--transport-module", "t", "--backend", "UCX")).rejects.toThrow(
-      /takes the place of/,
-    );
-    await expect(parsed("--platform-module", "p", "--decode-platform", "neuron")).rejects.toThrow(
-      /takes the place of/,
-    );
-  });
-
-  it("add --extra-config to every instance's configuration, and give the proxy its admin port", async () => {
-    const flags = await parsed("--extra-config", '{"engine_ttl": 5}', "--admin-port", "9090");
-    const { prefills, decodes } = planInstances({ ...flags, ...CLUSTER });
-    for (const { config } of [...prefills, ...decodes]) {
-      expect(config.kvTransferConfig).toMatchObject({
-        kv_connector_extra_config: { engine_ttl: 5 },
-      });
-    }
-    expect(planProxy([], [], flags).admin).toEqual({ port: 9090 });
-    await expect(parsed("--extra-config", "[]")).rejects.toThrow(
-      "--extra-config is [], not a JSON object",
-    );
+  it.each([
+    [["--transport-module", "t", "--backend", "UCX"], /takes the place of/],
+    [["--platform-module", "p", "--decode-platform", "neuron"], /takes the place of/],
+    [["--extra-config", "[]"], /--extra-config is \[\], not a JSON object/],
+    [["--connector", "pish"], /not one of .*push.*auto/],
+    [["--push-legs", "sideways"], /at-once, prefill-first/],
+  ])("%j is refused", async (args, message) => {
+    await expect(parsed(...args)).rejects.toThrow(message);
   });
 
   // Those that take the place of others have tests of their own.
@@ -168,7 +149,6 @@ describe("the flags of the demo", () => {
       trace: "trace.json",
       logLevel: "error",
       keep: true,
-      restart: true,
       json: true,
     });
     const { prefills, decodes } = planInstances({
@@ -234,12 +214,12 @@ describe("the flags of the demo", () => {
   });
 
   it("are those of vLLM's guide by default: a producer and a consumer", async () => {
-    const { prefills, decodes } = planInstances({ ...(await parsed()), ...CLUSTER });
-    expect([...prefills, ...decodes].map(({ config }) => config.kvTransferConfig)).toEqual([
+    const configs = await ofInstances();
+    expect(configs.map(({ kvTransferConfig }) => kvTransferConfig)).toEqual([
       { kv_connector: "NixlConnector", kv_role: "kv_producer", kv_connector_extra_config: {} },
       { kv_connector: "NixlConnector", kv_role: "kv_consumer", kv_connector_extra_config: {} },
     ]);
-    expect(prefills[0]?.config).toMatchObject({ sideChannelHost: "prefill-0", numBlocks: 65 });
+    expect(configs[0]).toMatchObject({ sideChannelHost: "prefill-0", numBlocks: 65 });
   });
 
   it.each([
@@ -253,11 +233,6 @@ describe("the flags of the demo", () => {
       expect(await parsed(...args)).toMatchObject({ maxTokens, transport });
     },
   );
-
-  it("refuse an unknown connector or order", async () => {
-    await expect(parsed("--connector", "pish")).rejects.toThrow(/not one of .*push.*auto/);
-    await expect(parsed("--push-legs", "sideways")).rejects.toThrow(/at-once, prefill-first/);
-  });
 });
 
 describe("the settings of a server that is started by hand", () => {

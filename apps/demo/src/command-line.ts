@@ -1,25 +1,26 @@
 import { commanderOutput, oneOf, packageVersion, wholeNumberFrom } from "@kv/program";
 import { Command, Option } from "commander";
 import type { AccuracyOptions } from "./accuracy/accuracy.js";
+import type { TransportName } from "./cluster/choose-transport.js";
 import { demoConnectors } from "./instance/connectors.js";
 import table from "./options.json" with { type: "json" };
-import type { LogLevel } from "./processes/json-log.js";
-import { parseJson } from "./processes/parse-json.js";
-import type { InstanceFlags, ProxyFlags } from "./processes/roles.js";
+import { type InstanceFlags, type ProxyFlags, parseJson } from "./processes/roles.js";
 import type { DemoOptions } from "./run/demo.js";
 
-const BACKENDS = { nixl: ["UCX", "LIBFABRIC"], memory: ["MEMORY"] } as const;
+const BACKENDS: Readonly<Record<TransportName, readonly string[]>> = {
+  nixl: ["UCX", "LIBFABRIC"],
+  memory: ["MEMORY"],
+};
 /** Default of --max-tokens. With Neuron it is that of the report in vllm-neuron's issue 26. */
 const MAX_TOKENS = { plain: 16, neuron: 30 } as const;
 
 export interface DemoFlags extends DemoOptions {
   readonly json: boolean;
-  readonly keep: boolean;
-  readonly logLevel: LogLevel;
+  readonly turns?: number | undefined;
 }
 
 interface RawFlags
-  extends Omit<DemoFlags, "maxTokens" | "promptsFile" | "tinyKvHeads" | "extraConfig" | "restart"> {
+  extends Omit<DemoFlags, "maxTokens" | "promptsFile" | "tinyKvHeads" | "extraConfig"> {
   readonly maxTokens?: number;
   readonly prompts?: string;
   readonly kvHeads?: string;
@@ -52,7 +53,6 @@ interface OptionRow {
 const COMMANDS: Readonly<Record<string, { description: string; options: readonly OptionRow[] }>> =
   table;
 
-/** Builds the program's commands. An invalid value is refused with the list of valid ones. */
 export function createCommand(actions: Actions): Command {
   const program = addOptions(new Command("kv-demo"), "demo")
     .version(packageVersion(import.meta.url))
@@ -78,59 +78,54 @@ export function createCommand(actions: Actions): Command {
 function addOptions(command: Command, name: string): Command {
   const { description = "", options = [] } = COMMANDS[name] ?? {};
   command.description(description);
-  for (const {
-    flags,
-    description: text,
-    choices,
-    upperCase,
-    range: [least, most] = [],
-    ...row
-  } of options) {
+  for (const { flags, description: text, choices, upperCase, range, default: usual } of options) {
     const option = new Option(flags, text);
     if (choices !== undefined) option.choices(choices);
     if (choices !== undefined && upperCase === true) option.argParser(oneOf(...choices));
+    const [least, most] = range ?? [];
     if (least !== undefined && most !== undefined) option.argParser(wholeNumberFrom(least, most));
-    if (row.default !== undefined) option.default(row.default);
+    if (usual !== undefined) option.default(usual);
     command.addOption(option);
   }
   return command;
 }
 
 function checkFlags(raw: RawFlags, command: Command): DemoFlags {
+  const { prompts, kvHeads, maxTokens, extraConfig, ...flags } = raw;
+  const { transport = transportOf(raw.backend), backend, connector } = raw;
+  const platforms = [raw.prefillPlatform, raw.decodePlatform];
   const connectors = demoConnectors().names();
-  const refuse = (message: string): never => command.error(`error: ${message}`);
-  const { transport, backend, connector, connectorModule, transportModule, platformModule } = raw;
-  if (connectorModule === undefined && !connectors.includes(connector)) {
-    refuse(
+  const backends = transport && BACKENDS[transport];
+  const refusals: readonly (readonly [boolean, string])[] = [
+    [
+      raw.connectorModule === undefined && !connectors.includes(connector),
       `--connector ${connector} is not one of ${connectors.join(", ")}; use --connector-module for any other`,
-    );
-  }
-  if (transportModule !== undefined && (transport ?? backend) !== undefined)
-    refuse("--transport-module takes the place of --transport and --backend; give one of them");
-  if (
-    platformModule !== undefined &&
-    (raw.prefillPlatform !== "cpu" || raw.decodePlatform !== "cpu")
-  )
-    refuse(
+    ],
+    [
+      raw.transportModule !== undefined && transport !== undefined,
+      "--transport-module takes the place of --transport and --backend; give one of them",
+    ],
+    [
+      raw.platformModule !== undefined && platforms.some((name) => name !== "cpu"),
       "--platform-module takes the place of --prefill-platform and --decode-platform; give one of them",
-    );
-  if (backend !== undefined && transport !== undefined) {
-    const valid: readonly string[] = BACKENDS[transport];
-    if (!valid.includes(backend))
-      refuse(`--backend ${backend} is not one of ${valid.join(", ")} (transport ${transport})`);
-  }
-  if (raw.turns && (raw.keep || raw.prompts !== undefined || raw.requests !== undefined))
-    refuse("--turns is one conversation, and ends: leave out --keep, --prompts and --requests");
-  const { prompts, kvHeads, maxTokens, extraConfig, ...rest } = raw;
-  const neuron = raw.prefillPlatform === "neuron" || raw.decodePlatform === "neuron";
+    ],
+    [
+      backend !== undefined && backends?.includes(backend) === false,
+      `--backend ${backend} is not one of ${backends?.join(", ")} (transport ${transport})`,
+    ],
+    [
+      raw.turns !== undefined && (raw.keep || (prompts ?? raw.requests) !== undefined),
+      "--turns is one conversation, and ends: leave out --keep, --prompts and --requests",
+    ],
+  ];
+  for (const [isRefused, message] of refusals) if (isRefused) command.error(`error: ${message}`);
   return {
-    ...rest,
-    maxTokens: maxTokens ?? (neuron ? MAX_TOKENS.neuron : MAX_TOKENS.plain),
-    restart: raw.keep,
-    transport: transport ?? transportOf(backend),
+    ...flags,
+    maxTokens: maxTokens ?? (platforms.includes("neuron") ? MAX_TOKENS.neuron : MAX_TOKENS.plain),
+    transport,
     promptsFile: prompts,
     tinyKvHeads: kvHeads === undefined ? undefined : Number(kvHeads),
-    extraConfig: extraConfig === undefined ? undefined : parseJson("--extra-config", extraConfig),
+    extraConfig: parseJson("--extra-config", extraConfig),
   };
 }
 

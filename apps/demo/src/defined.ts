@@ -1,4 +1,4 @@
-/** The members of an object that have a value: an option that was not given has no key. */
+/** The members that have a value: an option that was not given has no key. */
 export function defined<T extends object>(
   members: T,
 ): { [Name in keyof T]?: Exclude<T[Name], undefined> } {

@@ -1,12 +1,11 @@
 // A long suite: starts the demo with each kind of arguments.
-import { readdirSync, readFileSync, writeFileSync } from "node:fs";
+import { readFileSync, writeFileSync } from "node:fs";
 import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { someOf } from "@kv/testing/long-run";
 import { describe, expect, it } from "vitest";
-import { nixlAbsence } from "./support/nixl-absence.js";
 import { ended, startDemo, startNode } from "./support/run-demo.js";
 
 const root = fileURLToPath(new URL("../../..", import.meta.url));
@@ -72,14 +71,11 @@ describe("the demo's command line", () => {
     const file = join(folder, "prompts");
     writeFileSync(file, `t5 t6 t7 t8\n\n"t9 t10"\n[11, 12, 13]\n`);
     try {
-      const { code, stdout } = await run([
-        "--transport",
-        "memory",
-        "--prompts",
-        file,
-        "--max-tokens",
-        "2",
-      ]);
+      const line = "--transport memory --max-tokens 2 --prefill-platform neuron --prompts";
+      const { code, stdout, stderr } = await run([...line.split(" "), file]);
+      expect(stderr).toMatch(
+        /1 prefill \(TP 1, block 16, neuron, simulated\), 1 decode \(TP 1, block 16\)/,
+      );
       expect(stdout).toMatch(
         /prompt +TTFT +queue +prefill +save +connect +transfer +load +first +other +decode +bytes +KV +tokens/,
       );
@@ -110,15 +106,10 @@ describe("the demo's command line", () => {
     [["--decode-platform", "rocm"], /Allowed choices are cpu, cuda, neuron/],
     [["--backend", "RDMA"], /must be one of UCX, LIBFABRIC, MEMORY/],
     [["--transport", "memory", "--backend", "UCX"], /--backend UCX is not one of MEMORY/],
-    [["--connector", "Nixl"], /--connector Nixl is not one of NixlConnector/],
     [["--prefill-tp", "0"], /whole number from 1 to 16/],
     [["--decode-block-size", "257"], /whole number from 1 to 256/],
     [["--prefill-tp", "3", "--transport", "memory"], /4 KV heads cannot be split over 3 ranks/],
     [["--prompts", "/nowhere", "--transport", "memory"], /--prompts \/nowhere cannot be read/],
-    [
-      ["instance", "--config", '{"role":"prefill","blocksize":16,"kvTransferConfig":{}}'],
-      /blocksize.*KV_CONFIG_UNKNOWN_KEY/s,
-    ],
   ];
   it.each(someOf(refused, 4))("refuses %j", async (args, message) => {
     const { code, stdout, stderr } = await run(args);
@@ -156,50 +147,3 @@ describe("the demo's command line", () => {
     expect(asked.stderr).toMatch(/KV_(LIBRARY|ADDON)_NOT_FOUND/);
   });
 });
-
-const absence = await nixlAbsence();
-const why = absence === undefined ? "" : ` (${absence})`;
-
-describe.skipIf(absence !== undefined || process.platform !== "linux")(
-  `the demo's processes${why}`,
-  () => {
-    const keep = ["--transport", "nixl", "--keep", "--requests", "1", "--max-tokens", "2"];
-
-    it.each(someOf(["SIGKILL", "SIGTERM"] as const, 2))(
-      "end when the demo is ended with %s",
-      async (signal) => {
-        const demo = startDemo(keep);
-        let stderr = "";
-        demo.stderr?.on("data", (piece) => (stderr += piece));
-        await expect.poll(() => stderr, { timeout: 90_000 }).toContain("curl http://127.0.0.1:");
-        const children = childrenOf(demo.pid ?? 0);
-        expect(children.length).toBeGreaterThanOrEqual(3);
-        demo.kill(signal);
-        await expect.poll(() => children.filter(isAlive), { timeout: 30_000 }).toEqual([]);
-      },
-      180_000,
-    );
-  },
-);
-
-function childrenOf(pid: number): number[] {
-  return readdirSync("/proc")
-    .filter((name) => /^[0-9]+$/.test(name))
-    .map(Number)
-    .filter((each) => stat(each)?.parent === pid);
-}
-
-function isAlive(pid: number): boolean {
-  const found = stat(pid);
-  return found !== undefined && found.state !== "Z";
-}
-
-function stat(pid: number): { state: string; parent: number } | undefined {
-  try {
-    const text = readFileSync(`/proc/${pid}/stat`, "utf8");
-    const [state = "", parent = "0"] = text.slice(text.lastIndexOf(")") + 2).split(" ");
-    return { state, parent: Number(parent) };
-  } catch {
-    return undefined;
-  }
-}

@@ -1,19 +1,16 @@
 // A long suite: data parallel ranks of the demo.
-import { type KvTransferConfig, type Log, silentLog } from "@kv/interface";
+import { silentLog } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
-import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
-import { afterEach, describe, expect, it } from "vitest";
+import { recordedLog } from "@kv/testing/recorded-log";
+import { memoryNetwork } from "@kv/transport-memory";
+import { describe, expect, it, onTestFinished } from "vitest";
 import { planInstances } from "../src/cluster/cluster-plan.js";
-import { type Instance, startInstance } from "../src/instance/instance.js";
+import type { Instance } from "../src/instance/instance.js";
 import { readInstanceConfig, transferConfigOf } from "../src/instance/instance-config.js";
 import { fetchRecords } from "../src/run/check-run.js";
 import { complete } from "../src/run/completion-client.js";
 import { expectIdle, PAIR, preparedRun } from "./support/matrix.js";
-
-const closing: { close(): Promise<void> }[] = [];
-afterEach(async () => {
-  for (const each of closing.splice(0).reverse()) await each.close();
-});
+import { post, startInMemory } from "./support/memory-pair.js";
 
 /** A prefill and a decode instance with two data-parallel ranks each. */
 async function pair(connector: string, config: object = {}, extra: object = {}) {
@@ -26,12 +23,8 @@ async function pair(connector: string, config: object = {}, extra: object = {}) 
       kv_connector_extra_config: extra,
     };
     const settings = { ...planned, dp: 2, kvTransferConfig, sideChannelPort: 5600, ...config };
-    const instance = await startInstance(readInstanceConfig(settings), {
-      log: silentLog,
-      transport: memoryTransport({ network, host: `${role}-0` }),
-      sideChannel: memorySideChannel({ network, host: `${role}-0` }),
-    });
-    closing.push(instance);
+    const instance = await startInMemory(`${role}-0`, settings, network);
+    onTestFinished(() => instance.close());
     return instance;
   };
   return { prefill: await start("prefill"), decode: await start("decode") };
@@ -39,37 +32,24 @@ async function pair(connector: string, config: object = {}, extra: object = {}) 
 
 /** The coordinates that a rank of P gives to D. */
 async function coordinates({ url }: Instance, rank?: number | string) {
-  const response = await fetch(`${url}/v1/completions`, {
-    method: "POST",
-    headers: {
-      "content-type": "application/json",
-      ...(rank === undefined ? {} : { "x-data-parallel-rank": String(rank) }),
-    },
-    body: JSON.stringify({
-      prompt: [1, 2, 3],
-      max_tokens: 1,
-      kv_transfer_params: { do_remote_decode: true },
-    }),
-  });
-  const body = (await response.json()) as {
-    kv_transfer_params?: { remote_engine_id: string; remote_port: number };
-    error?: { message: string };
-  };
+  const params = { do_remote_decode: true };
+  const { status, body } = await post(
+    url,
+    { prompt: [1, 2, 3], max_tokens: 1, kv_transfer_params: params },
+    rank === undefined ? {} : { "x-data-parallel-rank": String(rank) },
+  );
   const { remote_engine_id: engine, remote_port: port } = body.kv_transfer_params ?? {};
-  return { status: response.status, engine, port, message: body.error?.message };
+  return { status, engine, port, message: body.error?.message };
 }
 
 describe("two data-parallel ranks", () => {
-  it("have the engine ids and side-channel ports of vLLM: port + data-parallel rank", async () => {
-    const { prefill } = await pair("NixlConnector", { tp: 2 });
+  it.each([
+    ["side-channel ports of vLLM: port + data-parallel rank", {}, 5601],
+    ["ports of vLLM's older guide: port + rank * TP size", { per_worker_ports: true }, 5602],
+  ])("have the engine ids and %s", async (_, extra, port) => {
+    const { prefill } = await pair("NixlConnector", { tp: 2 }, extra);
     expect(await coordinates(prefill, 0)).toMatchObject({ engine: "prefill_dp0", port: 5600 });
-    expect(await coordinates(prefill, 1)).toMatchObject({ engine: "prefill_dp1", port: 5601 });
-  });
-
-  it("have the ports of vLLM's older guide with per_worker_ports: port + rank * TP size", async () => {
-    const { prefill } = await pair("NixlConnector", { tp: 2 }, { per_worker_ports: true });
-    expect(await coordinates(prefill, 0)).toMatchObject({ engine: "prefill_dp0", port: 5600 });
-    expect(await coordinates(prefill, 1)).toMatchObject({ engine: "prefill_dp1", port: 5602 });
+    expect(await coordinates(prefill, 1)).toMatchObject({ engine: "prefill_dp1", port });
   });
 
   it("refuse a rank that is not there, and share requests that name none", async () => {
@@ -94,7 +74,7 @@ describe("two data-parallel ranks", () => {
         mode: connector === "push" ? "push" : "pull",
         log: silentLog,
       });
-      closing.push(proxy);
+      onTestFinished(() => proxy.close());
       const { url } = await proxy.listen({ port: 0 });
       const outcomes = await Promise.all(
         prompts
@@ -112,53 +92,27 @@ describe("two data-parallel ranks", () => {
       for (const [engine, held] of decode.engines.entries()) {
         expect([engine, held.outstanding().blocks]).toEqual([engine, 0]);
       }
-      for (const { url: of } of [prefill, decode])
-        await expectIdle({ name: "", url: of, backend: null });
+      await expectIdle(prefill, decode);
     },
   );
 });
 
 describe("the side channel's address", () => {
-  const resolve = (settings: object, env: Record<string, string>) => {
-    const warnings: unknown[] = [];
-    const log: Log = { ...silentLog, warn: (event, fields) => warnings.push([event, fields]) };
+  const HOST = "VLLM_NIXL_SIDE_CHANNEL_HOST";
+  const PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT";
+  const env = { [HOST]: "10.0.0.1", [PORT]: "5700" };
+  const given = { sideChannelHost: "127.0.0.1", sideChannelPort: 0 };
+
+  it.each([
+    ["of vLLM's variables", {}, env, "10.0.0.1:5700", []],
+    ["a free port of this host", {}, {}, "127.0.0.1:0", []],
+    ["of the settings, with a warning for each variable", given, env, "127.0.0.1:0", [HOST, PORT]],
+  ])("is that %s", (_, settings, variables, at, warned) => {
+    const { log, logged } = recordedLog();
     const kvTransferConfig = { kv_connector: "NixlConnector", kv_role: "kv_producer" };
     const config = readInstanceConfig({ role: "prefill", kvTransferConfig, ...settings });
-    const { sideChannelHost, sideChannelPort }: KvTransferConfig = transferConfigOf(config, {
-      env,
-      log,
-    });
-    return { at: `${sideChannelHost}:${sideChannelPort}`, warnings };
-  };
-  const env = { VLLM_NIXL_SIDE_CHANNEL_HOST: "10.0.0.1", VLLM_NIXL_SIDE_CHANNEL_PORT: "5700" };
-
-  it("is that of vLLM's variables, else a free port of this host", () => {
-    expect(resolve({}, env)).toEqual({ at: "10.0.0.1:5700", warnings: [] });
-    expect(resolve({}, {})).toEqual({ at: "127.0.0.1:0", warnings: [] });
-  });
-
-  it("is that of the settings, and a warning names each variable that they override", () => {
-    const { at, warnings } = resolve({ sideChannelHost: "127.0.0.1", sideChannelPort: 0 }, env);
-    expect(at).toBe("127.0.0.1:0");
-    expect(warnings).toEqual([
-      [
-        "setting-not-used",
-        {
-          key: "VLLM_NIXL_SIDE_CHANNEL_HOST",
-          value: "10.0.0.1",
-          used: "127.0.0.1",
-          reason: "sideChannelHost is set",
-        },
-      ],
-      [
-        "setting-not-used",
-        {
-          key: "VLLM_NIXL_SIDE_CHANNEL_PORT",
-          value: "5700",
-          used: "0",
-          reason: "sideChannelPort is set",
-        },
-      ],
-    ]);
+    const { sideChannelHost, sideChannelPort } = transferConfigOf(config, { env: variables, log });
+    expect(`${sideChannelHost}:${sideChannelPort}`).toBe(at);
+    expect(logged("setting-not-used").map(({ key }) => key)).toEqual(warned);
   });
 });

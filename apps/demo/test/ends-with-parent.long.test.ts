@@ -4,10 +4,11 @@ import { randomUUID } from "node:crypto";
 import { readdirSync, readFileSync, readlinkSync, realpathSync } from "node:fs";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
-import { isLongRun } from "@kv/testing/long-run";
+import { isLongRun, someOf } from "@kv/testing/long-run";
 import { builtProgram } from "@kv/testing/node-programs";
 import { afterEach, expect, it } from "vitest";
 import { nixlAbsence } from "./support/nixl-absence.js";
+import { startDemo } from "./support/run-demo.js";
 
 const scripts = new URL("../../../tools/setup/end-with-npm.mjs", import.meta.url);
 const MARK = "KV_TEST_TREE";
@@ -104,6 +105,25 @@ it.skipIf(process.platform !== "linux").each(cases)(
     await sleep(200);
     expect(marked(mark)).toEqual([]);
     expect(output).not.toContain("process-restarted");
+  },
+  180_000,
+);
+
+it
+  .skipIf(process.platform !== "linux" || absence !== undefined)
+  .each(someOf(["SIGKILL", "SIGTERM"] as const, 2))(
+  "the servers of a demo end when it is ended with %s",
+  async (signal) => {
+    const mark = randomUUID();
+    trees.push(mark);
+    const demo = startDemo(keep, { [MARK]: mark });
+    let stderr = "";
+    demo.stderr?.on("data", (piece) => (stderr += piece));
+    await expect.poll(() => stderr, { timeout: 90_000 }).toContain("curl http://127.0.0.1:");
+    // A prefill, a decode and a proxy beside it.
+    expect(marked(mark).length).toBeGreaterThan(3);
+    demo.kill(signal);
+    await expect.poll(() => marked(mark), { timeout: 30_000 }).toEqual([]);
   },
   180_000,
 );

@@ -3,7 +3,7 @@
 import { existsSync } from "node:fs";
 import { KvError, silentLog } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
-import { afterEach, describe, expect, it } from "vitest";
+import { describe, expect, it } from "vitest";
 import { type Cluster, startCluster } from "../src/cluster/cluster.js";
 import { planProxy } from "../src/cluster/cluster-plan.js";
 import { compareKv, fetchRecords, sameTokens } from "../src/run/check-run.js";
@@ -16,12 +16,6 @@ const absence = await nixlAbsence();
 const caches = existsSync("/dev/nvidia0") ? (["cpu", "cuda"] as const) : (["cpu"] as const);
 /** Limit of a request: more than the lease and the connector's request timeout together. */
 const DEADLINE_MS = 30_000;
-
-let cluster: Cluster | undefined;
-afterEach(async () => {
-  await cluster?.close();
-  cluster = undefined;
-});
 
 interface Ended {
   readonly requestId: string;
@@ -89,11 +83,10 @@ describe.skipIf(absence !== undefined)(
       async (role, platform) => {
         await preparedRun();
         const platforms = { prefillPlatform: platform, decodePlatform: platform };
-        const up = await startCluster(
+        await using up = await startCluster(
           { ...PAIR, ...platforms, transport: "nixl", leaseSeconds: 6, requestTimeoutSeconds: 10 },
           { log: silentLog, logLevel: "silent", restart: true },
         );
-        cluster = up;
         const [victim, other] =
           role === "prefill" ? [up.prefills[0], up.decodes[0]] : [up.decodes[0], up.prefills[0]];
         if (victim?.process === undefined || other?.process === undefined)
@@ -129,8 +122,7 @@ describe.skipIf(absence !== undefined)(
         expect(since.some(({ requestId }) => compareKv(requestId, sent, received).equal)).toBe(
           true,
         );
-        await expectIdle(victim);
-        await expectIdle(other);
+        await expectIdle(victim, other);
         // The restarted instance answers handshakes where the proxy was started to read them.
         expect(await pairingStates(up)).toEqual(["paired", "paired"]);
       },

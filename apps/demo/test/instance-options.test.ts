@@ -1,11 +1,11 @@
-import { type Span, silentLog, systemClock } from "@kv/interface";
+import { type Span, systemClock } from "@kv/interface";
 import { decodeAgentMetadata, decodeHandshakeReply, encodeHandshakeRequest } from "@kv/protocol";
-import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
+import { memoryNetwork, memorySideChannel } from "@kv/transport-memory";
 import { afterAll, beforeAll, describe, expect, it, vi } from "vitest";
-import { type Instance, startInstance } from "../src/instance/instance.js";
-import { type InstanceConfigInput, readInstanceConfig } from "../src/instance/instance-config.js";
+import type { Instance } from "../src/instance/instance.js";
+import type { InstanceConfigInput } from "../src/instance/instance-config.js";
 import type { KvRecord } from "../src/instance/kv-journal.js";
-import type { Answer } from "./support/memory-pair.js";
+import { post as postTo, startInMemory } from "./support/memory-pair.js";
 
 // Each setting of an instance changes what its clients, its peers or its operator see.
 
@@ -22,14 +22,15 @@ async function start(settings: Partial<InstanceConfigInput>, network = memoryNet
   const timersMs: number[] = [];
   const span: Span = { traceparent: "", set() {}, event() {}, end() {} };
   const clock = systemClock();
-  const instance = await startInstance(
-    readInstanceConfig({
+  const instance = await startInMemory(
+    host,
+    {
       role: "both",
       kvTransferConfig: { kv_connector: "NixlConnector", kv_role: "kv_both" },
       ...settings,
-    }),
+    },
+    network,
     {
-      log: silentLog,
       clock: {
         now: clock.now,
         setTimer(run, delayMs, options) {
@@ -43,8 +44,6 @@ async function start(settings: Partial<InstanceConfigInput>, network = memoryNet
           return span;
         },
       },
-      transport: memoryTransport({ network, host }),
-      sideChannel,
     },
   );
   started.push(instance);
@@ -59,18 +58,8 @@ const prompt = (length: number) => {
   return Array.from({ length }, (_, i) => 10 + ((serial * 37 + i * i) % 200));
 };
 
-async function post(
-  { instance }: Started,
-  body: object,
-  headers: Readonly<Record<string, string>> = {},
-): Promise<{ status: number; body: Answer }> {
-  const response = await fetch(`${instance.url}/v1/completions`, {
-    method: "POST",
-    headers: { "content-type": "application/json", ...headers },
-    body: JSON.stringify({ max_tokens: 1, ignore_eos: true, ...body }),
-  });
-  return { status: response.status, body: (await response.json()) as Answer };
-}
+const post = ({ instance }: Started, body: object, headers?: Readonly<Record<string, string>>) =>
+  postTo(instance.url, { max_tokens: 1, ...body }, headers);
 
 /** Computes a prompt for a peer: the ids of its blocks, and the record of it. */
 async function prefill(of: Started, length: number) {

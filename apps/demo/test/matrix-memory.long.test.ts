@@ -1,6 +1,6 @@
 // A long suite: pairs of TP and block sizes in memory; matrix-nixl.test.ts has some over UCX.
 import { isLongRun, someOf } from "@kv/testing/long-run";
-import { describe, expect, it, vi } from "vitest";
+import { describe, it, vi } from "vitest";
 import { expectEqual, PAIRS, PUSH_PAIRS } from "./support/matrix.js";
 
 // A generous limit for sixteen requests on a busy machine.
@@ -16,8 +16,9 @@ describe("tokens and KV over the embedded transport", () => {
     },
   );
 
-  it.each(
-    someOf(
+  it.each([
+    // Replicated KV heads.
+    ...someOf(
       [
         { prefillTp: 8, decodeTp: 1, tinyKvHeads: 2 },
         { prefillTp: 4, decodeTp: 8 },
@@ -25,34 +26,13 @@ describe("tokens and KV over the embedded transport", () => {
       ],
       3,
     ),
-  )("replicated KV heads: TP $prefillTp→$decodeTp", async (pair) => {
+    ...PUSH_PAIRS.map((pair) => ({ connector: "push", ...pair })),
+    { connector: "push", pushLegs: "prefill-first", prefills: 2 } as const,
+    { connector: "push", pushLayerwise: true, prefillTp: 2, decodeBlockSize: 32 },
+    { connector: "auto", prefills: 2, decodes: 2, decodeTp: 2 },
+    ...(isLongRun ? [{ prefills: 2, decodes: 2 }] : []),
+  ])("%j", async (pair) => {
     await expectEqual({ transport: "memory", ...pair });
-  });
-
-  it.each(PUSH_PAIRS)(
-    "push, TP $prefillTp→$decodeTp, block $prefillBlockSize→$decodeBlockSize",
-    async (pair) => {
-      await expectEqual({ transport: "memory", connector: "push", ...pair });
-    },
-  );
-
-  it("push, prefill first", async () => {
-    await expectEqual({
-      transport: "memory",
-      connector: "push",
-      pushLegs: "prefill-first",
-      prefills: 2,
-    });
-  });
-
-  it("push, layerwise, to other block and TP sizes", async () => {
-    await expectEqual({
-      transport: "memory",
-      connector: "push",
-      pushLayerwise: true,
-      prefillTp: 2,
-      decodeBlockSize: 32,
-    });
   });
 
   it.each(
@@ -71,25 +51,5 @@ describe("tokens and KV over the embedded transport", () => {
       maxNumSeqs: options.prefillPlatform === "neuron" ? 1 : 16,
     };
     await expectEqual({ transport: "memory", ...options, instance });
-  });
-
-  it("pull and push in one deployment", async () => {
-    await expectEqual({
-      transport: "memory",
-      connector: "auto",
-      prefills: 2,
-      decodes: 2,
-      decodeTp: 2,
-    });
-  });
-
-  it.runIf(isLongRun)("two prefills and two decodes", async () => {
-    await expectEqual({ transport: "memory", prefills: 2, decodes: 2 });
-  });
-
-  it("refuses an unknown connector with the list of known ones", async () => {
-    await expect(expectEqual({ transport: "memory", connector: "Nixl" })).rejects.toThrow(
-      /Nixl; known are .*NixlConnector/,
-    );
   });
 });

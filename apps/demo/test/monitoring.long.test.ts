@@ -1,11 +1,12 @@
 // A long suite: waits until Prometheus has scraped and no alert has fired.
 import { execFileSync, type SpawnSyncReturns, spawn } from "node:child_process";
+import { once } from "node:events";
 import { cpSync, existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { createProxy } from "@kv/proxy";
+import { freePort } from "@kv/testing/http/listening";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { withMade } from "../../../tools/docs/page-parts.js";
 import { type Cluster, startCluster } from "../src/cluster/cluster.js";
@@ -125,20 +126,13 @@ test("first-contact.md: each panel of the dashboard says what it shows", () => {
 });
 
 test("docs/metrics.md has each exported metric", async () => {
-  const panelOf = (name: string) =>
-    dashboard.panels.find(({ targets }) =>
-      targets.some(({ expr }) => new RegExp(`\\b${name}(_bucket|_sum|_count)?\\b`).test(expr)),
-    )?.title;
   const rows = new Map<string, string[]>();
   for (const { text, types } of await exported())
     for (const { name, type } of types) {
       const help = new RegExp(`^# HELP ${name} (.*)$`, "m").exec(text)?.[1] ?? "";
-      rows.set(name, [`\`${name}\``, type, help, panelOf(name) ?? ""]);
+      rows.set(name, [`\`${name}\``, type, help]);
     }
-  const table = [
-    ["metric", "type", "meaning", "panel"],
-    ...[...rows].toSorted().map(([, row]) => row),
-  ];
+  const table = [["metric", "type", "meaning"], ...[...rows].toSorted().map(([, row]) => row)];
   const page = new URL("../../../docs/metrics.md", import.meta.url);
   await expect(withMade(readFileSync(page, "utf8"), "metrics", table)).toMatchFileSnapshot(
     fileURLToPath(page),
@@ -231,10 +225,7 @@ describe.skipIf(isSkipped)(`Prometheus (${missing ?? "found"})`, () => {
       `--web.listen-address=${address}`,
     ];
     const server = spawn(prometheus ?? "prometheus", args, { cwd: work, stdio: "ignore" });
-    const ended = new Promise<void>((resolve) => {
-      server.once("close", () => resolve());
-      server.once("error", () => resolve());
-    });
+    const ended = once(server, "close");
     const ask = async (path: string) => {
       const answer = await fetch(`http://${address}/api/v1/${path}`);
       return (await answer.json()) as {
@@ -246,16 +237,11 @@ describe.skipIf(isSkipped)(`Prometheus (${missing ?? "found"})`, () => {
     const query = (expr: string) => ask(`query?query=${encodeURIComponent(expr)}`);
     try {
       // A rate needs two scrapes of each target.
+      const scraped = () => query("count_over_time(up[1m]) > 2 and up == 1");
+      const targetsScraped = async () => (await scraped().catch(() => undefined))?.data.result;
       await expect
-        .poll(
-          async () =>
-            (await query("count_over_time(up[1m]) > 2 and up == 1").catch(() => undefined))?.data
-              .result.length,
-          {
-            timeout: 60_000,
-          },
-        )
-        .toBe(1 + targets.engines.length);
+        .poll(targetsScraped, { timeout: 60_000 })
+        .toHaveLength(1 + targets.engines.length);
       for (const { title, expr } of panelQueries) {
         const filled = expr
           .replaceAll("$__rate_interval", "1m")
@@ -272,11 +258,3 @@ describe.skipIf(isSkipped)(`Prometheus (${missing ?? "found"})`, () => {
     }
   });
 });
-
-async function freePort(): Promise<number> {
-  const server = createServer();
-  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-  const address = server.address();
-  await new Promise((resolve) => server.close(resolve));
-  return typeof address === "object" && address !== null ? address.port : 0;
-}

@@ -11,6 +11,7 @@ import { sameTokens } from "../src/run/check-run.js";
 import { complete } from "../src/run/completion-client.js";
 import { type Conversation, prepareConversation, READBACK } from "../src/run/turns.js";
 import { expectIdle, PAIR } from "./support/matrix.js";
+import { post } from "./support/memory-pair.js";
 import { nixlAbsence } from "./support/nixl-absence.js";
 import { startRelayed } from "./support/relayed-instance.js";
 
@@ -144,7 +145,7 @@ async function serveUnderKills(victims: readonly Victim[], requests: number, mem
   // P says how many it has read: the first prompt is longer than this.
   expect(readTokens).toBeGreaterThanOrEqual(100 * (reasons["used"] ?? 0));
   // Nothing is pinned: each D was told, or its time is over.
-  for (const { name, url } of victims) await expectIdle({ name, url, backend: null });
+  await expectIdle(...victims);
 }
 
 let prepared: Promise<Conversation> | undefined;
@@ -156,24 +157,11 @@ async function answered(
   url: string,
   requestId: string,
   prompt: readonly number[],
-  maxTokens: number,
+  max_tokens: number,
 ) {
-  const response = await fetch(`${url}/v1/completions`, {
-    method: "POST",
-    headers: { "content-type": "application/json", "x-request-id": requestId },
-    body: JSON.stringify({
-      prompt,
-      max_tokens: maxTokens,
-      temperature: 0,
-      ignore_eos: true,
-      return_token_ids: true,
-    }),
-  });
-  const text = await response.text();
-  if (!response.ok)
-    throw new KvError("KV_PROXY_UPSTREAM_FAILED", `HTTP ${response.status}: ${text}`);
-  const { choices } = JSON.parse(text) as { choices: readonly { token_ids: readonly number[] }[] };
-  return choices[0]?.token_ids ?? [];
+  const { status, body } = await post(url, { prompt, max_tokens }, { "x-request-id": requestId });
+  if (status === 200) return body.choices?.[0]?.token_ids ?? [];
+  throw new KvError("KV_PROXY_UPSTREAM_FAILED", `HTTP ${status}: ${body.error?.message}`);
 }
 
 describe("instances end under conversations that are read back", () => {

@@ -3,7 +3,9 @@ import { createProxy } from "@kv/proxy";
 import { afterAll, beforeAll, describe, expect, it } from "vitest";
 import { type Cluster, startCluster } from "../src/cluster/cluster.js";
 import { fetchRecords } from "../src/run/check-run.js";
-import { expectIdle, PAIR, preparedRun } from "./support/matrix.js";
+import { PAIR, preparedRun } from "./support/matrix.js";
+
+// The header's rules are in packages/proxy/test/flow/sidecar.test.ts.
 
 interface Answer {
   readonly choices: readonly {
@@ -21,9 +23,8 @@ describe.each(CONNECTORS)("a sidecar beside a decode instance, %s", (connector, 
   let cluster: Cluster;
   let sidecar: ReturnType<typeof createProxy>;
   let url = "";
-  let named = "";
   let prompts: readonly (readonly number[])[] = [];
-  let decodeUrl = "";
+  let [prefillUrl, decodeUrl] = ["", ""];
   let serial = 0;
 
   beforeAll(async () => {
@@ -32,8 +33,9 @@ describe.each(CONNECTORS)("a sidecar beside a decode instance, %s", (connector, 
       { ...PAIR, connector, leaseSeconds: 5 },
       { log: silentLog, logLevel: "error" },
     );
-    decodeUrl = cluster.decodes[0]?.url ?? "";
-    named = new URL(cluster.prefills[0]?.url ?? "").host;
+    [prefillUrl = "", decodeUrl = ""] = [...cluster.prefills, ...cluster.decodes].map(
+      (member) => member.url,
+    );
     sidecar = createProxy({
       mode,
       decoders: [decodeUrl],
@@ -48,30 +50,26 @@ describe.each(CONNECTORS)("a sidecar beside a decode instance, %s", (connector, 
     await cluster.close();
   });
 
-  function post(
-    to: string,
-    body: object,
-    more: Record<string, string> = {},
-    signal?: AbortSignal,
-  ): Promise<Response> {
-    return fetch(`${to}/v1/completions`, {
+  const post = (to: string, body: object, id = "alone") =>
+    fetch(`${to}/v1/completions`, {
       method: "POST",
-      headers: { "content-type": "application/json", ...more },
+      headers: {
+        "content-type": "application/json",
+        "x-request-id": id,
+        "x-prefiller-host-port": new URL(prefillUrl).host,
+      },
       body: JSON.stringify({ temperature: 0, ignore_eos: true, return_token_ids: true, ...body }),
-      signal: signal ?? null,
     });
-  }
-  /** The tokens of each choice. */
-  const tokens = async (answer: Response) =>
-    ((await answer.json()) as Answer).choices.map(({ token_ids }) => token_ids);
   /** A prompt that no instance has cached, as its first token is new. */
   const fresh = (at: number) => {
     serial += 1;
     return [100 + serial, ...(prompts[at] ?? [])];
   };
+  /** The tokens of each choice. */
+  const tokens = async (answer: Response) =>
+    ((await answer.json()) as Answer).choices.map(({ token_ids }) => token_ids);
   const alone = async (prompt: readonly number[], body: object) =>
     (await tokens(await post(decodeUrl, { ...body, prompt })))[0];
-  const through = (id: string) => ({ "x-request-id": id, "x-prefiller-host-port": named });
 
   it.each([
     ["one prompt", [0], {}],
@@ -84,18 +82,13 @@ describe.each(CONNECTORS)("a sidecar beside a decode instance, %s", (connector, 
       const body = { max_tokens: 8, ...more };
       const asked = at.map(fresh);
       const id = `case-${name.replaceAll(" ", "-")}`;
-      const answer = await post(
-        url,
-        { ...body, prompt: asked.length === 1 ? asked[0] : asked },
-        through(id),
-      );
-      expect(answer.status).toBe(200);
-      const got = await tokens(answer);
+      const prompt = asked.length === 1 ? asked[0] : asked;
+      const got = await tokens(await post(url, { ...body, prompt }, id));
       // The side that moves the bytes records them, P of a push shortly after D goes on.
-      const mover = mode === "pull" ? decodeUrl : (cluster.prefills[0]?.url ?? "");
       const moved = async () =>
-        (await fetchRecords(mover)).flatMap(({ request_id, transfer }) =>
-          request_id.startsWith(`cmpl-${id}`) ? [(transfer?.length_bytes ?? 0) > 0] : [],
+        (await fetchRecords(mode === "pull" ? decodeUrl : prefillUrl)).flatMap(
+          ({ request_id, transfer }) =>
+            request_id.startsWith(`cmpl-${id}`) ? [(transfer?.length_bytes ?? 0) > 0] : [],
         );
       await expect.poll(moved).toEqual(asked.map(() => true));
       expect(got).toEqual(await Promise.all(asked.map((prompt) => alone(prompt, body))));
@@ -104,48 +97,12 @@ describe.each(CONNECTORS)("a sidecar beside a decode instance, %s", (connector, 
 
   it("copies of a prompt, streamed: each is what the decode instance alone generates", async () => {
     const prompt = fresh(7);
-    const answer = await post(
-      url,
-      { prompt, max_tokens: 4, n: 3, stream: true },
-      through("copies"),
-    );
+    const answer = await post(url, { prompt, max_tokens: 4, n: 3, stream: true }, "copies");
     const byIndex = new Map<number, number[]>();
     for (const [, data = ""] of (await answer.text()).matchAll(/^data: (\{.*)$/gm))
       for (const { index, token_ids } of (JSON.parse(data) as Answer).choices)
         byIndex.set(index, [...(byIndex.get(index) ?? []), ...(token_ids ?? [])]);
     const right = await alone(prompt, { max_tokens: 4 });
     expect([0, 1, 2].map((index) => byIndex.get(index))).toEqual([right, right, right]);
-  });
-
-  it("without the header, the decode instance computes alone", async () => {
-    const prompt = fresh(8);
-    const before = sidecar.status().prefillers[0]?.requests;
-    const got = await tokens(
-      await post(url, { prompt, max_tokens: 4 }, { "x-request-id": "unnamed" }),
-    );
-    expect(got).toEqual([await alone(prompt, { max_tokens: 4 })]);
-    expect(sidecar.status().prefillers[0]?.requests).toBe(before);
-  });
-
-  it("a prefill instance that is not allowed gets nothing", async () => {
-    const before = sidecar.status().prefillers[0]?.requests;
-    const other = { "x-prefiller-host-port": named.replace("127.0.0.1", "127.0.0.2") };
-    expect((await post(url, { prompt: fresh(9), max_tokens: 4 }, other)).status).toBe(403);
-    expect(sidecar.status().prefillers[0]?.requests).toBe(before);
-  });
-
-  it("holds nothing after clients disconnected at any moment", async () => {
-    await Promise.all(
-      Array.from({ length: 24 }, async (_, at) => {
-        const client = new AbortController();
-        setTimeout(() => client.abort(), at * 12);
-        const body = { prompt: fresh(at % prompts.length), max_tokens: 400, stream: true };
-        await post(url, body, through(`gone-${at}`), client.signal)
-          .then((answer) => answer.text())
-          .catch(() => "gone");
-      }),
-    );
-    for (const member of [...cluster.prefills, ...cluster.decodes]) await expectIdle(member);
-    expect(sidecar.status().requests.in_flight).toBe(0);
   });
 });

@@ -1,24 +1,15 @@
 import { silentLog } from "@kv/interface";
 import { isLongRun } from "@kv/testing/long-run";
-import { afterEach, describe, expect, it } from "vitest";
-import { type Cluster, startCluster } from "../src/cluster/cluster.js";
+import { describe, expect, it } from "vitest";
+import { startCluster } from "../src/cluster/cluster.js";
 import { complete } from "../src/run/completion-client.js";
 import { expectIdle, PAIR, preparedRun } from "./support/matrix.js";
+import { post } from "./support/memory-pair.js";
 import { nixlAbsence } from "./support/nixl-absence.js";
 
 // vLLM's sleep mode: one side gives its caches back to the transport while the other one goes on.
 
 const absence = await nixlAbsence();
-let cluster: Cluster | undefined;
-afterEach(async () => {
-  await cluster?.close();
-  cluster = undefined;
-});
-
-const call = async (url: string, method: "GET" | "POST", path: string) => {
-  const response = await fetch(url + path, { method });
-  return { status: response.status, text: await response.text() };
-};
 
 /** Of one connector, as `--extra-config` gives it to the demo. */
 const MULTI = { connectors: [{ kv_connector: "NixlConnector", kv_role: "kv_both" }] };
@@ -39,47 +30,32 @@ describe.each(RUNS)("over %s with %s", (transport, connector, extraConfig) => {
     "the %s engine sleeps and wakes: it answers 503 meanwhile, and then hands over with its peer as before",
     async (side) => {
       const { prompts, expected } = await preparedRun();
-      cluster = await startCluster(
+      await using cluster = await startCluster(
         { ...PAIR, transport, connector, extraConfig, leaseSeconds: 5 },
         { log: silentLog, logLevel: "silent" },
       );
       const { proxy, prefills, decodes } = cluster;
       const sleeper = (side === "prefill" ? prefills : decodes)[0]?.url ?? "";
+      const call = (path: string, method = "GET") => fetch(sleeper + path, { method });
       const ask = async (n: number) => {
-        const maxTokens = expected[n]?.length ?? 0;
-        const promptTokens = [...(prompts[n] ?? [])];
-        const { tokens } = await complete({
-          url: proxy.url,
-          requestId: `r${n}`,
-          promptTokens,
-          maxTokens,
-        });
-        return tokens;
+        const [promptTokens = [], answer = []] = [prompts[n], expected[n]];
+        const request = { requestId: `r${n}`, promptTokens, maxTokens: answer.length };
+        return (await complete({ url: proxy.url, ...request })).tokens;
       };
       expect(await ask(0)).toEqual(expected[0]);
       // A request that runs while its engine falls asleep.
-      const body = { prompt: prompts[3], max_tokens: 400, ignore_eos: true };
-      const running = fetch(`${sleeper}/v1/completions`, {
-        method: "POST",
-        headers: { "content-type": "application/json" },
-        body: JSON.stringify(body),
-      });
+      const running = post(sleeper, { prompt: prompts[3], max_tokens: 400 });
       await new Promise((resolve) => setTimeout(resolve, 30));
-      expect(await call(sleeper, "POST", "/sleep?level=1")).toEqual({ status: 200, text: "" });
+      expect((await call("/sleep?level=1", "POST")).status).toBe(200);
       expect((await running).status).toBe(503);
-      expect(JSON.parse((await call(sleeper, "GET", "/is_sleeping")).text)).toEqual({
-        is_sleeping: true,
-      });
-      expect((await call(sleeper, "GET", "/health")).status).toBe(503);
-      const status = JSON.parse((await call(sleeper, "GET", "/status")).text) as {
-        free_blocks: number;
-        num_blocks: number;
-      };
-      expect(status.free_blocks).toBe(status.num_blocks - 1);
+      expect(await (await call("/is_sleeping")).json()).toEqual({ is_sleeping: true });
+      expect((await call("/health")).status).toBe(503);
+      const status = (await (await call("/status")).json()) as Record<string, number>;
+      expect(status.free_blocks).toBe((status.num_blocks ?? 0) - 1);
       await expect(
         complete({ url: sleeper, requestId: "early", promptTokens: [7, 8], maxTokens: 1 }),
       ).rejects.toThrow();
-      expect((await call(sleeper, "POST", "/wake_up")).status).toBe(200);
+      expect((await call("/wake_up", "POST")).status).toBe(200);
       // The proxy sees its health within a second.
       await expect
         .poll(() => ask(1).catch(String), { timeout: 20_000, interval: 300 })
@@ -87,7 +63,7 @@ describe.each(RUNS)("over %s with %s", (transport, connector, extraConfig) => {
       expect(await ask(2)).toEqual(expected[2]);
       // What was in the prefix cache before the sleep is gone.
       expect(await ask(0)).toEqual(expected[0]);
-      for (const member of [...prefills, ...decodes]) await expectIdle(member);
+      await expectIdle(...prefills, ...decodes);
     },
     240_000,
   );

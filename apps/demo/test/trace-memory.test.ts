@@ -2,56 +2,35 @@ import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { silentLog } from "@kv/interface";
-import { readSpans, type TraceSpan } from "@kv/protocol";
-import { recordedSpans } from "@kv/testing/recorded-spans";
-import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
-import { afterEach, expect, it } from "vitest";
+import { readSpans, recordedSpans, type TraceSpan } from "@kv/testing/recorded-spans";
+import { memoryNetwork } from "@kv/transport-memory";
+import { afterAll, expect, it, onTestFinished } from "vitest";
 import { startCluster } from "../src/cluster/cluster.js";
 import { type ClusterOptions, planInstances } from "../src/cluster/cluster-plan.js";
-import { startInstance } from "../src/instance/instance.js";
-import { readInstanceConfig } from "../src/instance/instance-config.js";
 import { PAIR } from "./support/matrix.js";
-import { post } from "./support/memory-pair.js";
+import { post, startInMemory } from "./support/memory-pair.js";
 
 const folder = mkdtempSync(join(tmpdir(), "kv-trace-"));
-const closing: (() => Promise<void>)[] = [];
-afterEach(async () => {
-  for (const close of closing.splice(0).reverse()) await close();
-  rmSync(folder, { recursive: true, force: true });
-});
+afterAll(() => rmSync(folder, { recursive: true, force: true }));
 
 const traceId = "0af7651916cd43dd8448eb211c80319c";
-const headers = {
-  "content-type": "application/json",
-  traceparent: `00-${traceId}-b7ad6b7169203331-01`,
-};
-const body = {
-  prompt: Array.from({ length: 40 }, (_, at) => at + 7),
-  max_tokens: 3,
-  temperature: 0,
-  ignore_eos: true,
-};
+const traceparent = `00-${traceId}-b7ad6b7169203331-01`;
+const body = { prompt: Array.from({ length: 40 }, (_, at) => at + 7), max_tokens: 3 };
 
 /**
  * Sends one request in a client's trace through a cluster, and returns the spans of all of its
  * servers.
  */
 async function spansOf(options: Partial<ClusterOptions>): Promise<TraceSpan[]> {
-  const trace = join(mkdtempSync(`${folder}-`), "spans.jsonl");
-  const cluster = await startCluster(
-    { ...PAIR, ...options },
-    { log: silentLog, logLevel: "error", trace },
-  );
-  closing.push(async () => rmSync(join(trace, ".."), { recursive: true, force: true }));
-  try {
-    const answer = await fetch(`${cluster.proxy.url}/v1/completions`, {
-      method: "POST",
-      headers,
-      body: JSON.stringify(body),
+  const trace = join(mkdtempSync(join(folder, "run-")), "spans.jsonl");
+  const settings = { ...PAIR, ...options };
+  {
+    await using cluster = await startCluster(settings, {
+      log: silentLog,
+      logLevel: "error",
+      trace,
     });
-    expect([answer.status, await answer.text()][0]).toBe(200);
-  } finally {
-    await cluster.close();
+    expect((await post(cluster.proxy.url, body, { traceparent })).status).toBe(200);
   }
   return readFileSync(trace, "utf8").trim().split("\n").flatMap(readSpans);
 }
@@ -141,13 +120,8 @@ it("a front end without trace headers: D continues the trace that P's parameters
   const { prefills, decodes } = planInstances(PAIR);
   const [p, d] = await Promise.all(
     [...prefills, ...decodes].map(async ({ name, config }) => {
-      const instance = await startInstance(readInstanceConfig(config), {
-        log: silentLog,
-        tracer,
-        transport: memoryTransport({ network, host: name }),
-        sideChannel: memorySideChannel({ network, host: name }),
-      });
-      closing.push(() => instance.close());
+      const instance = await startInMemory(name, config, network, { tracer });
+      onTestFinished(() => instance.close());
       return instance;
     }),
   );

@@ -4,7 +4,7 @@ import { execFile } from "node:child_process";
 import { readFileSync, writeFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import { silentLog } from "@kv/interface";
-import { type FrontFault, startFaultyFront } from "@kv/testing/http/faulty-front";
+import { startFaultyFront } from "@kv/testing/http/faulty-front";
 import { builtProgram } from "@kv/testing/node-programs";
 import { afterEach, describe, expect, it } from "vitest";
 import { type Cluster, startCluster } from "../src/cluster/cluster.js";
@@ -80,7 +80,7 @@ function expectTranscript(name: string, stdout: string): void {
 describe.skipIf(absence !== undefined)(
   `kv-peer verify over NIXL${absence === undefined ? "" : ` (${absence})`}`,
   () => {
-    it("a good pair passes: READ by D, within the host, blocks freed, equal tokens; the same engines fail behind a front end that makes D recompute, or P leak", async () => {
+    it("a good pair passes: READ by D, within the host, blocks freed, equal tokens; the same engines fail behind a front end that makes D recompute", async () => {
       const servers = await start(undefined);
       const good = await verify(servers.proxy, servers);
       expect(good.stdout).toMatch(/^ok {4}KV moved .* 4 of 4 prompts: .* READ by D/m);
@@ -88,38 +88,16 @@ describe.skipIf(absence !== undefined)(
       expect(good.code).toBe(0);
       expectTranscript("good", good.stdout);
 
-      const through = async (fault: FrontFault) => {
-        const front = await startFaultyFront(servers, fault);
-        try {
-          return await verify(front.url, servers);
-        } finally {
-          await front.close();
-        }
-      };
-      const recomputes = await through("decode-alone");
-      expect({ ...recomputes, stdout: "" }).toEqual({
-        code: 1,
-        failed: "transfer.recomputed",
-        stdout: "",
-      });
+      const front = await startFaultyFront(servers, "decode-alone");
+      const recomputes = await verify(front.url, servers).finally(() => front.close());
+      expect(recomputes).toMatchObject({ code: 1, failed: "transfer.recomputed" });
       expectTranscript("recomputes", recomputes.stdout);
-      const leaks = await through("prefill-twice");
-      expect({ ...leaks, stdout: "" }).toEqual({
-        code: 1,
-        failed: "blocks.prefill-leaked",
-        stdout: "",
-      });
     }, 240_000);
 
     it("vllm#52607: a pair that is forced to TCP on one host fails with that name", async () => {
       const servers = await start("tcp,self");
       const tcp = await verify(servers.proxy, servers);
-      expect({ ...tcp, stdout: "" }).toEqual({
-        code: 1,
-        failed: "lane.tcp-on-one-host",
-        stdout: "",
-      });
-      expectTranscript("tcp", tcp.stdout);
+      expect(tcp).toMatchObject({ code: 1, failed: "lane.tcp-on-one-host" });
     }, 240_000);
   },
 );

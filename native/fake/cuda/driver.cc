@@ -1,5 +1,4 @@
-// A fake libcuda.so.1 for tests on machines without a GPU: two devices whose memory is host memory.
-// It has the calls of the addon of @kv/nixl.
+// A fake libcuda.so.1 for tests without a GPU: two devices whose memory is host memory.
 #include <napi.h>
 
 #include <cstddef>
@@ -23,7 +22,7 @@ constexpr int kInvalidContext = 201;
 constexpr int kDevices = 2;
 constexpr size_t kMemoryOfDevice = size_t{1} << 36;
 constexpr unsigned int kDeviceMemory = 2;
-// The device of a pointer that the driver does not know.
+// The driver's answer for an unknown pointer.
 constexpr int kNoDevice = -2;
 
 using Pointer = unsigned long long;
@@ -39,7 +38,7 @@ std::map<Pointer, Allocation> allocations;
 thread_local int current = 0;
 thread_local std::vector<int> contexts;
 
-// A context is the number of its device, from one on.
+// A context is its device's number plus one.
 int device_of(void* context) { return static_cast<int>(reinterpret_cast<intptr_t>(context)) - 1; }
 
 }  // namespace
@@ -80,8 +79,7 @@ API(cuMemsetD8_v2)(Pointer pointer, unsigned char value, size_t length) {
 API(cuMemAlloc_v2)(Pointer* pointer, size_t length) {
   if (length > kMemoryOfDevice) return kOutOfMemory;
   const std::lock_guard lock(mutex);
-  // Like the driver's, allocations end at a page boundary, and the driver reports the length that
-  // was asked for.
+  // Like the driver, pads to whole pages but reports the length asked for.
   void* memory = aligned_alloc(65536, (length + 65535) / 65536 * 65536);
   if (memory == nullptr) return kOutOfMemory;
   *pointer = reinterpret_cast<Pointer>(memory);
@@ -120,8 +118,7 @@ API(cuPointerGetAttributes)(unsigned int count, int* attributes, void** values, 
   return kSuccess;
 }
 
-// `split(address, firstBytes, deviceOfRest)`: makes two pieces of an allocation, like memory that
-// grows. The second one may belong to another device.
+// `split(address, firstBytes, deviceOfRest)`: splits an allocation in two, like memory that grows.
 static void split(const Napi::CallbackInfo& info) {
   const auto number = [&](size_t index) { return info[index].As<Napi::Number>().Int64Value(); };
   const auto first = static_cast<size_t>(number(1));

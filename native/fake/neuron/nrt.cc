@@ -1,5 +1,5 @@
-// A fake libnrt for tests: the calls that @kv/neuron makes, on host memory. It aborts with a
-// message when calls come in a wrong order. KV_FAKE_NRT_FAIL names a call that fails.
+// A fake libnrt on host memory for tests. It aborts when calls come in a wrong order.
+// KV_FAKE_NRT_FAIL names a call that fails.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,3 @@
-// The calls of registered memory and descriptor lists.
 #include <algorithm>
 
 #include "faults.h"
@@ -26,50 +25,21 @@ std::set<std::string> chosen_backends(Agent agent, MemoryType type, OptArgs opti
 }  // namespace
 
 extern "C" {
-API(create_reg_dlist)(MemoryType type, RegDlist* out) {
+API(create_reg_dlist)(MemoryType type, RegDlist* out) try {
   *out = new RegDlistObject{type, {}};
   return kSuccess;
-}
-API(destroy_reg_dlist)(RegDlist list) {
+} OR_EXCEPTION
+API(destroy_reg_dlist)(RegDlist list) try {
   delete list;
   return kSuccess;
-}
-API(reg_dlist_add_desc)(RegDlist list, uintptr_t address, size_t length, uint64_t device, const void* key, size_t key_length) {
+} OR_EXCEPTION
+API(reg_dlist_add_desc)(RegDlist list, uintptr_t address, size_t length, uint64_t device, const void* key, size_t key_length) try {
   list->descriptors.push_back({address, length, device, list->type});
   list->keys.emplace_back(static_cast<const char*>(key == nullptr ? "" : key), key_length);
   return kSuccess;
-}
-// Even keys are known.
-API(query_mem)(Agent agent, RegDlist list, QueryRespList out, OptArgs options) {
-  ALONE(agent);
-  LOCKED;
-  if (options == nullptr || options->backends.size() != 1) rule_broken("a query without a backend");
-  for (const std::string& key : list->keys) out->known.push_back(key.size() % 2 == 0);
-  return kSuccess;
-}
-API(create_query_resp_list)(QueryRespList* out) {
-  *out = new QueryRespListObject;
-  return kSuccess;
-}
-API(destroy_query_resp_list)(QueryRespList list) {
-  delete list;
-  return kSuccess;
-}
-API(query_resp_list_size)(QueryRespList list, size_t* out) {
-  *out = list->known.size();
-  return kSuccess;
-}
-API(query_resp_list_has_value)(QueryRespList list, size_t index, bool* out) {
-  *out = list->known.at(index);
-  return kSuccess;
-}
-API(query_resp_list_get_params)(QueryRespList list, size_t index, Params* out) {
-  if (!list->known.at(index)) rule_broken("a response that has no value");
-  *out = new ParamsObject{.added = {}, .pairs = {{"size", "1"}}};
-  return kSuccess;
-}
-// As in NIXL: without a choice all backends for this type of memory.
-API(register_mem)(Agent agent, RegDlist list, OptArgs options) {
+} OR_EXCEPTION
+// As in NIXL, all backends for this memory type register it unless some are chosen.
+API(register_mem)(Agent agent, RegDlist list, OptArgs options) try {
   ALONE(agent);
   LOCKED;
   const auto chosen = chosen_backends(agent, list->type, options);
@@ -84,8 +54,8 @@ API(register_mem)(Agent agent, RegDlist list, OptArgs options) {
     }
   }
   return kSuccess;
-}
-API(deregister_mem)(Agent agent, RegDlist list, OptArgs options) {
+} OR_EXCEPTION
+API(deregister_mem)(Agent agent, RegDlist list, OptArgs options) try {
   ALONE(agent);
   LOCKED;
   for (const PreparedDlist prepared : agent->lists) {
@@ -102,24 +72,24 @@ API(deregister_mem)(Agent agent, RegDlist list, OptArgs options) {
   const auto has_it = [&](const auto& entry) { return std::ranges::any_of(entry.second, is_it); };
   if (std::ranges::none_of(agent->by_backend, has_it)) std::erase_if(agent->memory, is_it);
   return kSuccess;
-}
-API(create_xfer_dlist)(MemoryType type, XferDlist* out) {
+} OR_EXCEPTION
+API(create_xfer_dlist)(MemoryType type, XferDlist* out) try {
   *out = new XferDlistObject{type, {}};
   return kSuccess;
-}
-API(destroy_xfer_dlist)(XferDlist list) {
+} OR_EXCEPTION
+API(destroy_xfer_dlist)(XferDlist list) try {
   delete list;
   return kSuccess;
-}
-API(xfer_dlist_add_desc)(XferDlist list, uintptr_t address, size_t length, uint64_t device) {
+} OR_EXCEPTION
+API(xfer_dlist_add_desc)(XferDlist list, uintptr_t address, size_t length, uint64_t device) try {
   list->descriptors.push_back({address, length, device, list->type});
   return kSuccess;
-}
-API(xfer_dlist_clear)(XferDlist list) {
+} OR_EXCEPTION
+API(xfer_dlist_clear)(XferDlist list) try {
   list->descriptors.clear();
   return kSuccess;
-}
-API(prep_xfer_dlist)(Agent agent, const char* name, XferDlist list, PreparedDlist* out, OptArgs) {
+} OR_EXCEPTION
+API(prep_xfer_dlist)(Agent agent, const char* name, XferDlist list, PreparedDlist* out, OptArgs) try {
   ALONE(agent);
   LOCKED;
   const bool own = *name == '\0' || agent->name == name;
@@ -131,14 +101,14 @@ API(prep_xfer_dlist)(Agent agent, const char* name, XferDlist list, PreparedDlis
   *out = new PreparedDlistObject{list->descriptors, name};
   agent->lists.insert(*out);
   return kSuccess;
-}
-API(release_xfer_dlist_handle)(Agent agent, PreparedDlist list) {
+} OR_EXCEPTION
+API(release_xfer_dlist_handle)(Agent agent, PreparedDlist list) try {
   ALONE(agent);
   LOCKED;
   if (agent->lists.erase(list) == 0) rule_broken("a list released twice");
   delete list;
   return kSuccess;
-}
+} OR_EXCEPTION
 }  // extern "C"
 
 }  // namespace kv::nixl::capi

@@ -1,4 +1,3 @@
-// The calls of metadata, in NIXL's framing.
 #include <arpa/inet.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -48,21 +47,19 @@ std::string endpoint(int port) {
   return "dest_data_ep_0" + raw<uint64_t>(sizeof(address)) + raw(address);
 }
 
-// A descriptor of a memory section. For UCX with a key: one domain of 0 bytes, host memory, unknown
-// device.
+// UCX appends a key: one domain of 0 bytes, host memory, unknown device.
 std::string packed(const Descriptor& memory, bool ucx) {
   std::string out = raw<uint64_t>(memory.address) + raw<uint64_t>(memory.length) + raw<uint64_t>(memory.device);
   if (ucx) out += raw<uint64_t>(1) + std::string("\0\0\xff", 3);
   return out;
 }
 
-// NIXL drops a peer whose metadata it could not load, also if prepared lists point to it.
+// NIXL drops a peer whose metadata fails to load, even if prepared lists point to it.
 void drop(Agent agent, const std::string& remote) {
   agent->remotes.erase(remote);
   for (const PreparedDlist list : agent->lists) list->dropped = list->dropped || list->remote == remote;
 }
 
-// Metadata in NIXL's framing, with memory of an agent.
 Status serialize(Agent agent, bool connections, const Descriptors& descriptors, void** data, size_t* length) {
   std::string out = "nixlSerDes|";
   put(out, "Agent", agent->name);
@@ -93,19 +90,19 @@ Status serialize(Agent agent, bool connections, const Descriptors& descriptors, 
 }  // namespace
 
 extern "C" {
-API(get_local_md)(Agent agent, void** data, size_t* length) {
+API(get_local_md)(Agent agent, void** data, size_t* length) try {
   LOCKED;
   std::this_thread::sleep_for(std::chrono::milliseconds(fault("FAKE_NIXL_STALL_METADATA")));
   ALONE(agent);
   return serialize(agent, true, agent->memory, data, length);
-}
-// As in NIXL: connections only where there is no memory.
-API(get_local_partial_md)(Agent agent, RegDlist list, void** data, size_t* length, OptArgs) {
+} OR_EXCEPTION
+// As in NIXL, connections come only without memory.
+API(get_local_partial_md)(Agent agent, RegDlist list, void** data, size_t* length, OptArgs) try {
   ALONE(agent);
   LOCKED;
   return serialize(agent, list->descriptors.empty(), list->descriptors, data, length);
-}
-API(load_remote_md)(Agent agent, const void* data, size_t length, char** name) {
+} OR_EXCEPTION
+API(load_remote_md)(Agent agent, const void* data, size_t length, char** name) try {
   ALONE(agent);
   LOCKED;
   const std::string in(static_cast<const char*>(data), length);
@@ -119,7 +116,7 @@ API(load_remote_md)(Agent agent, const void* data, size_t length, char** name) {
     for (const char* tag : {"t", "c"}) take(in, at, tag);
   }
   take(in, at, "");
-  // What was known of the peer stays.
+  // NIXL keeps what it knew of the peer.
   Descriptors memory = agent->remotes[remote];
   for (auto sections = number(take(in, at, "nixlSecElms")); sections > 0; --sections) {
     for (const char* tag : {"bknd", "nixlDList"}) take(in, at, tag);
@@ -135,15 +132,15 @@ API(load_remote_md)(Agent agent, const void* data, size_t length, char** name) {
   agent->remotes[remote] = memory;
   *name = strdup(remote.c_str());
   return kSuccess;
-}
-API(invalidate_remote_md)(Agent agent, const char* name) {
+} OR_EXCEPTION
+API(invalidate_remote_md)(Agent agent, const char* name) try {
   ALONE(agent);
   LOCKED;
   for (const PreparedDlist list : agent->lists) {
     if (list->remote == name && !list->dropped) rule_broken("a peer invalidated before its lists were released");
   }
   return agent->remotes.erase(name) > 0 ? kSuccess : kNotFound;
-}
+} OR_EXCEPTION
 }  // extern "C"
 
 }  // namespace kv::nixl::capi

@@ -1,4 +1,3 @@
-// The calls of notifications.
 #include <iterator>
 
 #include "faults.h"
@@ -7,14 +6,14 @@
 namespace kv::nixl::capi {
 
 extern "C" {
-API(gen_notif)(Agent agent, const char* name, const void* data, size_t length, OptArgs) {
+API(gen_notif)(Agent agent, const char* name, const void* data, size_t length, OptArgs) try {
   ALONE(agent);
   stall("FAKE_NIXL_STALL_CALLS");
   LOCKED;
   if (data == nullptr) rule_broken("a notification at a null pointer");
   return deliver(name, agent->name, std::string(static_cast<const char*>(data), length));
-}
-API(get_notifs)(Agent agent, NotifMap map, OptArgs) {
+} OR_EXCEPTION
+API(get_notifs)(Agent agent, NotifMap map, OptArgs) try {
   ALONE(agent);
   LOCKED;
   for (auto& [from, messages] : agent->notifications) {
@@ -23,39 +22,39 @@ API(get_notifs)(Agent agent, NotifMap map, OptArgs) {
   }
   agent->notifications.clear();
   return kSuccess;
-}
-API(create_notif_map)(NotifMap* out) {
+} OR_EXCEPTION
+API(create_notif_map)(NotifMap* out) try {
   *out = new NotifMapObject;
   return kSuccess;
-}
-API(destroy_notif_map)(NotifMap map) {
+} OR_EXCEPTION
+API(destroy_notif_map)(NotifMap map) try {
   delete map;
   return kSuccess;
-}
-API(notif_map_size)(NotifMap map, size_t* out) {
+} OR_EXCEPTION
+API(notif_map_size)(NotifMap map, size_t* out) try {
   *out = map->notifications.size();
   return kSuccess;
-}
-API(notif_map_get_agent_at)(NotifMap map, size_t index, const char** out) {
+} OR_EXCEPTION
+API(notif_map_get_agent_at)(NotifMap map, size_t index, const char** out) try {
   auto at = map->notifications.begin();
   std::advance(at, index);
   *out = at->first.c_str();
   return kSuccess;
-}
-API(notif_map_get_notifs_size)(NotifMap map, const char* name, size_t* out) {
+} OR_EXCEPTION
+API(notif_map_get_notifs_size)(NotifMap map, const char* name, size_t* out) try {
   *out = map->notifications.at(name).size();
   return kSuccess;
-}
-API(notif_map_get_notif)(NotifMap map, const char* name, size_t index, const void** data, size_t* length) {
+} OR_EXCEPTION
+API(notif_map_get_notif)(NotifMap map, const char* name, size_t index, const void** data, size_t* length) try {
   const std::string& message = map->notifications.at(name).at(index);
   *data = message.data();
   *length = message.size();
   return kSuccess;
-}
-API(notif_map_clear)(NotifMap map) {
+} OR_EXCEPTION
+API(notif_map_clear)(NotifMap map) try {
   map->notifications.clear();
   return kSuccess;
-}
+} OR_EXCEPTION
 }  // extern "C"
 
 }  // namespace kv::nixl::capi

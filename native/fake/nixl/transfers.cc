@@ -1,32 +1,31 @@
-// The calls of transfer requests.
 #include "faults.h"
 #include "world.h"
 
 namespace kv::nixl::capi {
 
 extern "C" {
-API(create_opt_args)(OptArgs* out) {
+API(create_opt_args)(OptArgs* out) try {
   *out = new OptArgsObject;
   return kSuccess;
-}
-API(destroy_opt_args)(OptArgs args) {
+} OR_EXCEPTION
+API(destroy_opt_args)(OptArgs args) try {
   delete args;
   return kSuccess;
-}
-API(opt_args_add_backend)(OptArgs args, Backend backend) {
+} OR_EXCEPTION
+API(opt_args_add_backend)(OptArgs args, Backend backend) try {
   args->backends.insert(backend->name);
   return kSuccess;
-}
-API(opt_args_set_notif_msg)(OptArgs args, const void* data, size_t length) {
+} OR_EXCEPTION
+API(opt_args_set_notif_msg)(OptArgs args, const void* data, size_t length) try {
   args->message.assign(static_cast<const char*>(data), length);
   return kSuccess;
-}
-API(opt_args_set_has_notif)(OptArgs args, bool has) {
+} OR_EXCEPTION
+API(opt_args_set_has_notif)(OptArgs args, bool has) try {
   args->notifies = has;
   return kSuccess;
-}
+} OR_EXCEPTION
 API(make_xfer_req)(Agent agent, Operation operation, PreparedDlist local, const int* local_ids, size_t count,
-                   PreparedDlist remote, const int* remote_ids, size_t remote_count, Request* out, OptArgs) {
+                   PreparedDlist remote, const int* remote_ids, size_t remote_count, Request* out, OptArgs) try {
   ALONE(agent);
   LOCKED;
   if (!agent->lists.contains(local) || !agent->lists.contains(remote)) rule_broken("a request of lists that were released");
@@ -44,8 +43,8 @@ API(make_xfer_req)(Agent agent, Operation operation, PreparedDlist local, const 
   ++agent->requests;
   *out = request;
   return kSuccess;
-}
-API(create_xfer_req)(Agent agent, Operation operation, XferDlist local, XferDlist remote, const char* name, Request* out, OptArgs) {
+} OR_EXCEPTION
+API(create_xfer_req)(Agent agent, Operation operation, XferDlist local, XferDlist remote, const char* name, Request* out, OptArgs) try {
   ALONE(agent);
   LOCKED;
   const size_t count = local->descriptors.size();
@@ -65,8 +64,8 @@ API(create_xfer_req)(Agent agent, Operation operation, XferDlist local, XferDlis
   ++agent->requests;
   *out = request;
   return kSuccess;
-}
-API(post_xfer_req)(Agent agent, Request request, OptArgs options) {
+} OR_EXCEPTION
+API(post_xfer_req)(Agent agent, Request request, OptArgs options) try {
   ALONE(agent);
   stall("FAKE_NIXL_STALL_CALLS");
   LOCKED;
@@ -82,16 +81,15 @@ API(post_xfer_req)(Agent agent, Request request, OptArgs options) {
   request->polls = fault("FAKE_NIXL_POLLS");
   if (request->polls > 0 || fault("FAKE_NIXL_HOLD") > 0) return request->status = kInProgress;
   return complete(agent, request);
-}
-API(estimate_xfer_cost)(Agent agent, Request request, OptArgs, int64_t* duration_us, int64_t* margin_us, CostMethod* method) {
+} OR_EXCEPTION
+API(query_xfer_backend)(Agent agent, Request, Backend* out) try {
   ALONE(agent);
   LOCKED;
-  *duration_us = static_cast<int64_t>(request->copies.size());
-  *margin_us = 1;
-  *method = CostMethod::analytical;
+  const std::string& backend = *agent->backends.rbegin();
+  *out = new BackendObject{&backend, backend};
   return kSuccess;
-}
-API(get_xfer_telemetry)(Agent agent, Request request, XferTelemetry* out) {
+} OR_EXCEPTION
+API(get_xfer_telemetry)(Agent agent, Request request, XferTelemetry* out) try {
   ALONE(agent);
   LOCKED;
   if (!agent->captures_telemetry) return kNoTelemetry;
@@ -99,16 +97,16 @@ API(get_xfer_telemetry)(Agent agent, Request request, XferTelemetry* out) {
   *out = {.start_time_us = 1000, .post_duration_us = 1, .xfer_duration_us = 2, .total_bytes = 0, .desc_count = request->copies.size()};
   for (const auto& copy : request->copies) out->total_bytes += copy.first.length;
   return kSuccess;
-}
-API(get_xfer_status)(Agent agent, Request request) {
+} OR_EXCEPTION
+API(get_xfer_status)(Agent agent, Request request) try {
   ALONE(agent);
   LOCKED;
   if (request->released) rule_broken("the status of a released request");
   if (request->status == kInProgress && fault_active("FAKE_NIXL_STRAY_ERRORS")) return fail_with_stray_error(agent, request);
   if (request->status == kInProgress && --request->polls <= 0 && fault("FAKE_NIXL_HOLD") <= 0) return complete(agent, request);
   return request->status;
-}
-API(release_xfer_req)(Agent agent, Request request) {
+} OR_EXCEPTION
+API(release_xfer_req)(Agent agent, Request request) try {
   ALONE(agent);
   LOCKED;
   if (request->released) rule_broken("a request released twice");
@@ -119,12 +117,12 @@ API(release_xfer_req)(Agent agent, Request request) {
   request->released = true;
   --agent->requests;
   return kSuccess;
-}
-API(destroy_xfer_req)(Request request) {
+} OR_EXCEPTION
+API(destroy_xfer_req)(Request request) try {
   if (!request->released) rule_broken("a request destroyed before it was released");
   delete request;
   return kSuccess;
-}
+} OR_EXCEPTION
 }  // extern "C"
 
 }  // namespace kv::nixl::capi

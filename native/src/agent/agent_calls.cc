@@ -1,4 +1,3 @@
-// What the JavaScript thread calls. The rest of AgentThread is in agent_thread.cc.
 #include <utility>
 
 #include "agent/agent_thread.h"
@@ -11,35 +10,34 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// What the JavaScript thread does itself: posting 64 KiB takes about 20 us, where the bytes are in
-// memory.
+// Limits of what the JavaScript thread does itself: posting 64 KiB of resident memory takes about
+// 20 us.
 constexpr size_t kBriefBytes = 65'536;
 constexpr uint64_t kBriefDescriptors = 16;
 constexpr size_t kBriefRows = 64;
-// A peer's metadata with a few registrations.
+// 100 years stand for an endless wait.
+constexpr auto kLongestClose = std::chrono::hours(24 * 365 * 100);
+// Bytes of metadata with a few registrations.
 constexpr size_t kBriefMetadata = 8192;
-// The agent's thread is woken if it would sleep longer than this although there is something to
-// look after.
+// The agent's thread is woken from a sleep longer than this when there is work.
 constexpr auto kLooksSoon = microseconds(50);
-// How long the agent's thread, which makes the connections to a new peer, waits for the lists that
-// are prepared next. While it polls, these would have to wait for it.
+// How long the agent's thread leaves the turn free after a new peer. Otherwise the peer's lists
+// would wait while it polls.
 constexpr auto kRestOfHandshake = microseconds(200);
 
-// Whether a post of the request takes microseconds. A post between memory of another kind may wait
-// for a device or a store.
+// Whether a post takes microseconds. Other kinds of memory may wait for a device or a store.
 bool is_brief(const TransferRequest& request) {
-  const auto is_memory = [](const PreparedList& list) { return list.type == capi::MemoryType::dram; };
-  return is_memory(*request.local) && is_memory(*request.remote) && request.selection->bytes() <= kBriefBytes &&
-         request.selection->count() <= kBriefDescriptors && (!request.notification || request.notification->size() <= kBriefBytes);
+  const auto& [operation, local, remote, selection] = *request.moves;
+  return local->type == capi::MemoryType::dram && remote->type == capi::MemoryType::dram && selection.bytes() <= kBriefBytes &&
+         selection.count() <= kBriefDescriptors && (!request.notification || request.notification->size() <= kBriefBytes);
 }
 
 }  // namespace
 
 class AgentThread::Visit {
  public:
-  // Takes the turn only if no command waits, so that the agent's commands keep their order, and if
-  // NIXL's calls are known to be short. The first call of its kind is not: it takes up to 10 ms,
-  // for code that is not in memory yet.
+  // Takes the turn only if no command waits, so that commands keep their order, and if calls are
+  // known to be short. The first of a kind takes up to 10 ms to load its code.
   Visit(AgentThread& thread, Call call) : thread_(thread), taken_(thread.turn_.try_take(Clock::now())) {
     if (!taken_) return;
     admitted_ = thread.warm(call) && thread.agent_ != nullptr && thread.agent_->has_brief_calls() && !thread.deadline_ && !thread.commands_.any() && !thread.commands_.stopping();
@@ -47,13 +45,16 @@ class AgentThread::Visit {
   }
   ~Visit() {
     if (!taken_) return;
-    for (Event& event : thread_.events_.take_kept()) thread_.events_.send(std::move(event));
+    try {
+      thread_.events_.send_kept();
+    } catch (const std::exception&) {
+      // Without memory for an event, the JavaScript thread ends too.
+    }
     thread_.turn_.give_back(Clock::now());
   }
   Visit(const Visit&) = delete;
   Visit& operator=(const Visit&) = delete;
 
-  // Whether NIXL may be called.
   explicit operator bool() const { return admitted_; }
 
  private:
@@ -66,7 +67,7 @@ void AgentThread::run(uint64_t ticket, Work work) {
   commands_.push([this, ticket, work = std::move(work)] { events_.send(attempt(ticket, work)); });
 }
 
-// Runs `work` at once if it is brief and the agent's turn is free.
+// Runs `work` at once if it is brief and the turn is free.
 std::optional<Event> AgentThread::run_here(uint64_t ticket, Call call, bool brief, Work work) {
   if (brief) {
     if (const Visit visit(*this, call); visit) return attempt(ticket, work);
@@ -78,12 +79,37 @@ std::optional<Event> AgentThread::run_here(uint64_t ticket, Call call, bool brie
   return std::nullopt;
 }
 
-// There is something to look after: the agent's thread shall not sleep for long. It leaves the turn
-// to the JavaScript thread for the time `after`.
+// Prevents a long sleep of the agent's thread. For `after`, the turn stays with the JavaScript
+// thread.
 void AgentThread::rouse(microseconds after) {
   const auto now = Clock::now();
   backoff_.worked(now);
   if (after > after.zero() || sleeps_until_ - now > kLooksSoon) commands_.wake(after);
+}
+
+void AgentThread::register_memory(uint64_t ticket, MemoryToRegister memory) {
+  // Moved on, since the command may outlive its answer.
+  commands_.push([this, ticket, memory = std::move(memory)]() mutable {
+    const auto touched = std::make_shared<std::atomic<bool>>(memory.pin == nullptr);
+    const auto allocated = memory.pin == nullptr ? nullptr : memory.pin->memory;
+    pending_registrations_.emplace(ticket, PendingRegistration{std::move(memory), touched});
+    // The callback must not allocate: nobody would hear of a failure.
+    if (allocated != nullptr) {
+      allocated->when_touched([self = shared_from_this(), touched] {
+        *touched = true;
+        self->commands_.wake();
+      });
+    }
+    advance_registrations();
+  });
+}
+
+void AgentThread::deregister(uint64_t ticket, uint64_t registration) {
+  const Work remove = [registration](NixlAgent& agent) {
+    agent.registrations().remove(registration);
+    return EventValue();
+  };
+  commands_.push([this, ticket, remove] { events_.send(attempt(ticket, remove)); }, true);
 }
 
 void AgentThread::add_backends(uint64_t ticket, BackendSelection selection) {
@@ -94,40 +120,39 @@ void AgentThread::add_backends(uint64_t ticket, BackendSelection selection) {
   });
 }
 
-void AgentThread::register_allocated(uint64_t ticket, std::shared_ptr<Pin> pin, std::vector<std::string> backends) {
-  commands_.push([this, ticket, pin = std::move(pin), backends = std::move(backends)] {
-    const auto mapping = pin->mapping();
-    // An agent that has closed fails below.
-    if (agent_ != nullptr) pending_registrations_.emplace(ticket, pin);
-    mapping->when_touched([self = shared_from_this(), ticket, backends] {
-      self->run(ticket, [&pending = self->pending_registrations_, ticket, backends](NixlAgent& agent) {
-        agent.registrations().add_allocated(ticket, std::move(pending.extract(ticket).mapped()), backends);
-        return EventValue();
-      });
-    });
+void AgentThread::local_metadata(uint64_t ticket, std::optional<std::vector<uint64_t>> registrations, bool connections) {
+  run(ticket, [registrations = std::move(registrations), connections](NixlAgent& agent) {
+    return registrations ? agent.partial_metadata(*registrations, connections) : agent.metadata();
   });
 }
 
-std::optional<Event> AgentThread::add_remote(uint64_t ticket, Bytes metadata) {
-  if (metadata.size() <= kBriefMetadata) {
+std::optional<Event> AgentThread::add_remote(uint64_t ticket, Metadata metadata) {
+  if (metadata.bytes.size() <= kBriefMetadata) {
     if (const Visit visit(*this, Call::add_remote); visit) {
-      pending_peers_[ticket].bytes = std::move(metadata);
+      pending_peers_[ticket].bytes = std::move(metadata.bytes);
       advance_pending_peers();
       rouse(kRestOfHandshake);
       return events_.take_answer(ticket);
     }
   }
-  commands_.push([this, ticket, metadata = std::move(metadata)]() mutable {
-    pending_peers_[ticket].bytes = std::move(metadata);
+  commands_.push([this, ticket, bytes = std::move(metadata.bytes)]() mutable {
+    pending_peers_[ticket].bytes = std::move(bytes);
     advance_pending_peers();
     warm(Call::add_remote) = true;
   });
   return std::nullopt;
 }
 
-std::optional<Event> AgentThread::notify(uint64_t ticket, std::string remote, Bytes payload) {
-  const bool brief = payload.size() <= kBriefBytes;
-  return run_here(ticket, Call::notify, brief, [this, remote = std::move(remote), payload = std::move(payload)](NixlAgent& agent) {
+void AgentThread::remove_remote(uint64_t ticket, PeerName name) {
+  run(ticket, [name = std::move(name.text)](NixlAgent& agent) {
+    agent.peers().remove(name);
+    return EventValue();
+  });
+}
+
+std::optional<Event> AgentThread::notify(uint64_t ticket, PeerName remote, Payload payload) {
+  const bool brief = payload.bytes.size() <= kBriefBytes;
+  return run_here(ticket, Call::notify, brief, [this, remote = std::move(remote.text), payload = std::move(payload.bytes)](NixlAgent& agent) {
     agent.peers().notify(remote, payload);
     // NIXL may still be connecting to the peer, and the peer may answer.
     rouse();
@@ -139,123 +164,98 @@ std::optional<Event> AgentThread::prepare_list(uint64_t ticket, std::optional<st
   const bool brief = type == capi::MemoryType::dram && table.count() <= kBriefRows * kRowNumbers;
   return run_here(ticket, Call::prepare, brief, [this, ticket, remote = std::move(remote), type, table = std::move(table)](NixlAgent& agent) {
     const auto list = agent.prepare(remote, type, table, commands_.stopping());
-    const std::lock_guard lock(mutex_);
-    lists_.emplace(ticket, list);
+    try {
+      lists_.add(ticket, list);
+    } catch (...) {
+      agent.release(list);
+      throw;
+    }
     return static_cast<double>(list->layout.count());
   });
 }
 
-std::shared_ptr<PreparedList> AgentThread::list(uint64_t id) const {
-  const std::lock_guard lock(mutex_);
-  const auto found = lists_.find(id);
-  return found == lists_.end() ? nullptr : found->second;
-}
-
-void AgentThread::close_list(uint64_t ticket, uint64_t id) {
-  std::shared_ptr<PreparedList> list;
-  {
-    // At once, so that no later transfer finds it.
-    const std::lock_guard lock(mutex_);
-    const auto found = lists_.find(id);
-    if (found != lists_.end()) {
-      list = std::move(found->second);
-      lists_.erase(found);
-    }
-  }
-  commands_.push([this, ticket, list] {
-    if (list != nullptr && agent_ != nullptr) {
-      if (list->transfers > 0) {
-        list->close_ticket = ticket;
+// Later calls do not find the entry. Its release waits for its users.
+template <typename T>
+void AgentThread::close_later(Table<T>& table, uint64_t ticket, uint64_t id) {
+  commands_.push([this, ticket, entry = table.take(id)] {
+    if (entry != nullptr && agent_ != nullptr) {
+      if (entry->users > 0) {
+        entry->close_ticket = ticket;
         return;
       }
-      agent_->release(list);
+      release(entry);
     }
     events_.send(Event::settled(ticket));
-  });
+  }, true);
 }
 
-void AgentThread::prepare_transfer(uint64_t ticket, std::shared_ptr<PreparedTransfer> transfer) {
-  run(ticket, [this, ticket, transfer = std::move(transfer)](NixlAgent& agent) {
-    if (transfer->remote->dropped) throw Failure("KV_TRANSFER_FAILED", "the peer of the transfer was dropped", "prepare its lists again");
-    agent.prepare(transfer);
-    for (const auto& list : {transfer->local, transfer->remote}) ++list->transfers;
-    const std::lock_guard lock(mutex_);
-    prepared_transfers_.emplace(ticket, transfer);
+template void AgentThread::close_later(Table<PreparedList>&, uint64_t, uint64_t);
+template void AgentThread::close_later(Table<PreparedTransfer>&, uint64_t, uint64_t);
+
+void AgentThread::prepare_transfer(uint64_t ticket, std::shared_ptr<const Moves> moves) {
+  run(ticket, [this, ticket, transfer = std::make_shared<PreparedTransfer>(std::move(moves))](NixlAgent& agent) {
+    const Moves& moved = *transfer->moves;
+    if (moved.remote->dropped) throw Failure("KV_TRANSFER_FAILED", "the peer of the transfer was dropped", "prepare its lists again");
+    prepared_transfers_.add(ticket, transfer);
+    try {
+      agent.prepare(transfer);
+    } catch (...) {
+      prepared_transfers_.take(ticket);
+      throw;
+    }
+    ++moved.local->users;
+    ++moved.remote->users;
     return EventValue();
   });
 }
 
-std::shared_ptr<PreparedTransfer> AgentThread::prepared_transfer(uint64_t id) const {
-  const std::lock_guard lock(mutex_);
-  const auto found = prepared_transfers_.find(id);
-  return found == prepared_transfers_.end() ? nullptr : found->second;
-}
-
-void AgentThread::close_prepared_transfer(uint64_t ticket, uint64_t id) {
-  std::shared_ptr<PreparedTransfer> transfer;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = prepared_transfers_.find(id);
-    if (found != prepared_transfers_.end()) {
-      transfer = std::move(found->second);
-      prepared_transfers_.erase(found);
-    }
-  }
-  commands_.push([this, ticket, transfer] {
-    if (transfer != nullptr && agent_ != nullptr) {
-      if (transfer->under_way) {
-        transfer->close_ticket = ticket;
-        return;
-      }
-      agent_->release(transfer);
-      release_lists(transfer->local, transfer->remote);
-    }
-    events_.send(Event::settled(ticket));
+void AgentThread::transfer_backend(uint64_t ticket, uint64_t id) {
+  run(ticket, [transfer = prepared_transfers_.find(id)](NixlAgent& agent) {
+    if (transfer == nullptr) throw Failure("KV_LIST_CLOSED", "the prepared transfer is closed");
+    return transfer->backend(agent);
   });
 }
 
 std::optional<Event> AgentThread::transfer(std::shared_ptr<TransferRequest> request) {
+  requests_.add(request->ticket, request);
   ++counters_.transfers_posted;
   ++counters_.transfers_in_flight;
-  {
-    const std::lock_guard lock(mutex_);
-    requests_.emplace(request->ticket, request);
-  }
   if (is_brief(*request)) {
-    if (const Visit visit(*this, Call::transfer); visit) return transfer_here(request);
+    // Posts a small transfer and looks once. Afterwards the agent's thread continues.
+    if (const Visit visit(*this, Call::transfer); visit) {
+      begin_transfer(request, true);
+      auto answer = events_.take_answer(request->ticket);
+      if (!answer && !transfers_.empty()) rouse();
+      return answer;
+    }
   }
-  commands_.push([this, request = std::move(request)] { begin_transfer(request, false); });
+  try {
+    commands_.push([this, request] { begin_transfer(request, false); });
+  } catch (...) {
+    requests_.take(request->ticket);
+    --counters_.transfers_posted;
+    --counters_.transfers_in_flight;
+    throw;
+  }
   return std::nullopt;
 }
 
-// Posts a small transfer and looks at it once. The agent's thread goes on with it if it takes
-// longer.
-std::optional<Event> AgentThread::transfer_here(const std::shared_ptr<TransferRequest>& request) {
-  begin_transfer(request, true);
-  auto answer = events_.take_answer(request->ticket);
-  if (!answer && !transfers_.empty()) rouse();
-  return answer;
-}
-
 bool AgentThread::abort(uint64_t transfer) {
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = requests_.find(transfer);
-    if (found == requests_.end() || !found->second->outcome.try_abort()) return false;
-  }
-  commands_.push([this, transfer] { transfers_.attend(transfer); });
+  const auto request = requests_.find(transfer);
+  if (request == nullptr || !request->outcome.try_abort()) return false;
+  commands_.push([this, transfer] { transfers_.attend(transfer); }, true);
   return true;
 }
 
-void AgentThread::close(uint64_t ticket, milliseconds timeout) {
-  commands_.push([this, ticket, timeout] {
+void AgentThread::close(uint64_t ticket, uint64_t timeout_ms) {
+  commands_.push([this, ticket, timeout_ms] {
     if (agent_ == nullptr) {
       events_.send(Event::settled(ticket));
       return;
     }
     close_ticket_ = ticket;
-    deadline_ = Clock::now() + timeout;
-  });
+    deadline_ = Clock::now() + std::min<milliseconds>(kLongestClose, milliseconds(timeout_ms));
+  }, true);
 }
 
 }  // namespace kv::nixl

@@ -9,7 +9,7 @@
 
 #include "library/descriptors.h"
 #include "library/environment.h"
-#include "ucx/lost_answers.h"
+#include "repairs/repair.h"
 
 namespace kv::nixl {
 
@@ -18,17 +18,15 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// How often peers are checked while transfers are in flight, for backends that do not report a
-// peer's death.
+// How often transfers check peers, for backends that do not report deaths.
 constexpr auto kPeerCheckInterval = milliseconds(50);
-// How long transfers in flight are waited for when the environment ends.
+// How long an ending environment waits for transfers.
 constexpr auto kStopTimeout = milliseconds(1000);
 
-// After a longer pause a thread may wake that much late: then the kernel wakes several idle agents
-// with one interrupt.
+// After a longer pause a thread may wake this late, so that one interrupt wakes several idle
+// agents.
 constexpr auto kLongestPunctualPause = milliseconds(5);
 
-// The agents of this process whose threads poll.
 std::atomic<int> polling_agents = 0;
 
 struct CountedAsPolling {
@@ -38,21 +36,20 @@ struct CountedAsPolling {
   CountedAsPolling& operator=(const CountedAsPolling&) = delete;
 };
 
-// How late the kernel may wake this thread. Its default is 50 us, which is longer than the shortest
-// pause.
+// How late the kernel may wake this thread. The default, 50 us, exceeds the shortest pause.
 void wake_punctually(bool punctually) { prctl(PR_SET_TIMERSLACK, punctually ? 1000 : std::chrono::nanoseconds(kLongestPunctualPause).count()); }
 
 }  // namespace
 
 AgentThread::AgentThread(AgentConfig config, std::shared_ptr<JsEventQueue> events)
-    : config_(std::move(config)), events_(std::move(events)), transfers_([this](const Transfer& transfer) { end_transfer(transfer); }) {}
+    : config_(std::move(config)), events_(std::move(events)), transfers_([this](const Transfer& transfer) { end_transfer(transfer.request()); }) {}
 
 std::shared_ptr<AgentThread> AgentThread::start(AgentConfig config, std::shared_ptr<JsEventQueue> events, uint64_t ticket) {
   const std::shared_ptr<AgentThread> self(new AgentThread(std::move(config), std::move(events)));
   add_running_thread(self);
   try {
-    // Detached, since joining it could block without a limit. It holds itself alive, and the exit
-    // waits for it with a timeout.
+    // Detached, since a join could block for ever. The thread holds itself alive, and the exit
+    // waits with a timeout.
     std::thread([self, ticket] {
       self->main(ticket);
       remove_running_thread(self.get());
@@ -66,30 +63,49 @@ std::shared_ptr<AgentThread> AgentThread::start(AgentConfig config, std::shared_
   return self;
 }
 
+// No exception leaves it, since that would end the process.
 void AgentThread::main(uint64_t ticket) {
   wake_punctually(true);
   prctl(PR_SET_NAME, "kv_nixl");
   turn_.take();
-  run_agent(ticket);
+  std::string broken;
+  try {
+    if (create_agent(ticket)) serve();
+  } catch (const std::exception& error) {
+    broken = error.what();
+  }
+  try {
+    shut_down();
+  } catch (const std::exception& error) {
+    broken = error.what();
+    agent_.reset();
+  }
+  if (!broken.empty()) report_broken(broken);
   turn_.give();
 }
 
-void AgentThread::run_agent(uint64_t ticket) {
+bool AgentThread::create_agent(uint64_t ticket) {
+  const auto reading = reading_environment();
+  std::optional<Failure> failure;
   try {
-    const auto reading = reading_environment();
     agent_ = std::make_unique<NixlAgent>(config_, counters_);
     events_.send(Event::settled(ticket));
-  } catch (const Failure& failure) {
-    events_.send(Event::failed(Event::Kind::settled, ticket, failure));
-    return;
+    return true;
+  } catch (const Failure& refused) {
+    failure = refused;
   } catch (const std::exception& error) {
-    events_.send(Event::failed(Event::Kind::settled, ticket, Failure("KV_INTERNAL", error.what())));
-    return;
+    failure.emplace("KV_INTERNAL", error.what());
   }
+  events_.send(Event::failed(Event::Kind::settled, ticket, *failure));
+  return false;
+}
+
+void AgentThread::serve() {
   const CountedAsPolling counted;
   backoff_.worked(Clock::now());
   while (!ending()) {
     bool worked = commands_.run_all();
+    worked = advance_registrations() || worked;
     worked = advance_pending_peers() || worked;
     worked = transfers_.advance() || worked;
     if (!worked || backoff_.due(Clock::now())) worked = poll() || worked;
@@ -98,10 +114,24 @@ void AgentThread::run_agent(uint64_t ticket) {
       if (agent_->safeguards().check_peers()) transfers_.attend_all();
     }
     if (worked) backoff_.worked(Clock::now());
-    // Also sleeps after work, so that JavaScript has a core to take the events.
+    // Sleeps after work too, to leave JavaScript a core for the events.
     if (!worked || transfers_.empty()) sleep();
   }
-  shut_down();
+}
+
+// The agent failed, perhaps for want of memory. JavaScript rejects all that it waits for, since it
+// may have missed events.
+void AgentThread::report_broken(const std::string& why) {
+  counters_.transfers_failed = counters_.transfers_posted - counters_.transfers_done;
+  counters_.transfers_in_flight = 0;
+  for (bool told = false; !told && !commands_.stopping();) {
+    try {
+      events_.send({.kind = Event::Kind::broken, .value = why});
+      told = true;
+    } catch (const std::exception&) {
+      commands_.sleep(milliseconds(10));
+    }
+  }
 }
 
 Event AgentThread::attempt(uint64_t ticket, const Work& work) {
@@ -118,57 +148,75 @@ Event AgentThread::attempt(uint64_t ticket, const Work& work) {
 }
 
 void AgentThread::begin_transfer(const std::shared_ptr<TransferRequest>& request, bool at_once) {
-  Event event;
+  std::optional<Failure> failure;
+  bool counted = false;
   try {
     if (agent_ == nullptr || close_ticket_) throw closed();
-    if (request->prepared != nullptr && std::exchange(request->prepared->under_way, true)) {
+    if (request->prepared != nullptr && request->prepared->users > 0) {
       throw Failure("KV_TRANSFER_INVALID", "the prepared transfer is under way already", "post it again once `released` has resolved");
     }
     auto transfer = std::make_unique<Transfer>(*agent_, events_, request);
-    for (const auto& list : {request->local, request->remote}) ++list->transfers;
+    ++request->moves->local->users;
+    ++request->moves->remote->users;
+    if (request->prepared != nullptr) ++request->prepared->users;
+    counted = true;
     if (at_once) transfers_.start(std::move(transfer));
     else transfers_.add(std::move(transfer));
     return;
-  } catch (const Failure& failure) {
-    event = Event::failed(Event::Kind::done, request->ticket, failure);
+  } catch (const Failure& refused) {
+    failure = refused;
   } catch (const std::exception& error) {
-    event = Event::failed(Event::Kind::done, request->ticket, Failure("KV_INTERNAL", error.what()));
+    // Part of it may be under way, and ends with the agent.
+    if (transfers_.contains(request->ticket)) throw;
+    failure.emplace("KV_INTERNAL", error.what());
   }
-  {
-    const std::lock_guard lock(mutex_);
-    requests_.erase(request->ticket);
-  }
+  if (counted) end_transfer(*request);
+  requests_.take(request->ticket);
   ++counters_.transfers_failed;
   --counters_.transfers_in_flight;
-  events_.send(std::move(event));
+  events_.send(Event::failed(Event::Kind::done, request->ticket, *failure));
   events_.send(Event::released(request->ticket));
 }
 
-void AgentThread::release_lists(const std::shared_ptr<PreparedList>& local, const std::shared_ptr<PreparedList>& remote) {
-  for (const auto& list : {local, remote}) {
-    if (--list->transfers > 0 || !list->close_ticket) continue;
-    agent_->release(list);
-    events_.send(Event::settled(*std::exchange(list->close_ticket, std::nullopt)));
-  }
+template <typename T>
+void AgentThread::end_use(const std::shared_ptr<T>& used) {
+  if (--used->users > 0 || !used->close_ticket) return;
+  release(used);
+  events_.send(Event::settled(*std::exchange(used->close_ticket, std::nullopt)));
 }
 
-void AgentThread::end_transfer(const Transfer& transfer) {
-  const TransferRequest& request = transfer.request();
-  if (const auto& prepared = request.prepared; prepared != nullptr) {
-    prepared->under_way = false;
-    if (prepared->close_ticket) {
-      agent_->release(prepared);
-      release_lists(prepared->local, prepared->remote);
-      events_.send(Event::settled(*std::exchange(prepared->close_ticket, std::nullopt)));
-    }
-  }
-  release_lists(request.local, request.remote);
+void AgentThread::release(const std::shared_ptr<PreparedTransfer>& transfer) {
+  agent_->release(transfer);
+  end_use(transfer->moves->local);
+  end_use(transfer->moves->remote);
+}
+
+void AgentThread::end_transfer(const TransferRequest& request) {
+  if (request.prepared != nullptr) end_use(request.prepared);
+  end_use(request.moves->local);
+  end_use(request.moves->remote);
   warm(Call::transfer) = true;
-  const std::lock_guard lock(mutex_);
-  requests_.erase(transfer.ticket());
+  requests_.take(request.ticket);
 }
 
-// Adds the peers whose processes have answered. Returns whether there were any.
+bool AgentThread::advance_registrations() {
+  bool any = false;
+  for (auto at = pending_registrations_.begin(); at != pending_registrations_.end();) {
+    const auto next = std::next(at);
+    if (*at->second.touched || agent_ == nullptr) {
+      const uint64_t ticket = at->first;
+      events_.send(attempt(ticket, [&](NixlAgent& agent) {
+        agent.registrations().add(ticket, std::move(pending_registrations_.extract(at).mapped().memory));
+        return EventValue();
+      }));
+      pending_registrations_.erase(ticket);
+      any = true;
+    }
+    at = next;
+  }
+  return any;
+}
+
 bool AgentThread::advance_pending_peers() {
   bool any = false;
   for (auto at = pending_peers_.begin(); at != pending_peers_.end();) {
@@ -190,19 +238,22 @@ bool AgentThread::poll() {
   const bool received = agent_->poller().poll(
       [this](std::string from, Bytes payload) {
         agent_->peers().mark_connected(from);
-        events_.send(Event::notification(std::move(from), std::move(payload)));
+        events_.send({.kind = Event::Kind::notification, .value = std::move(payload), .from = std::move(from)});
       },
-      [this](size_t senders) { events_.send(Event::dropped({}, static_cast<double>(senders))); });
+      [this](size_t senders) { events_.send({.kind = Event::Kind::dropped, .value = static_cast<double>(senders)}); });
   backoff_.polled(start, Clock::now(), agent_->reachable());
   ++counters_.polls;
-  if (const uint64_t refused = take_refused_connections(); refused > 0) events_.send(Event::refused(refused));
-  if (take_unknown_ucx()) events_.send({.kind = Event::Kind::unknown_ucx});
+  if (const uint64_t refused = take_refused_connections(); refused > 0) {
+    events_.send({.kind = Event::Kind::refused, .value = static_cast<double>(refused)});
+  }
+  for (Repair* const repair : all_repairs()) {
+    if (repair->take_failure()) events_.send({.kind = Event::Kind::unrepaired, .value = std::string(repair->why()), .from = repair->name});
+  }
   return received;
 }
 
-// Whether the loop ends. An agent that closes waits for its transfers, and for notifications to
-// peers that it is not yet connected to. If the environment has ended, it only waits for what NIXL
-// has under way.
+// A closing agent waits for its transfers, and for notifications to peers that it still connects
+// to. Once its environment has ended, it waits only for what NIXL has under way.
 bool AgentThread::ending() {
   const bool stopping = commands_.stopping();
   if (stopping) {
@@ -226,8 +277,7 @@ void AgentThread::sleep() {
     turn_.take();
   };
   sleep(pause);
-  // Over at once, unless the JavaScript thread has begun a handshake while this one waited for the
-  // turn.
+  // Returns at once, unless the JavaScript thread began a handshake meanwhile.
   sleep({});
   sleeps_until_ = {};
 }
@@ -235,35 +285,32 @@ void AgentThread::sleep() {
 void AgentThread::shut_down() {
   std::vector<uint64_t> closing;
   std::vector<uint64_t> unreleased;
+  const auto note_close = [&](Closable& used) {
+    if (used.close_ticket) closing.push_back(*std::exchange(used.close_ticket, std::nullopt));
+  };
   auto transfers = transfers_.take_all();
   for (const auto& transfer : transfers) {
     transfer->cancel(Failure("KV_TRANSFER_ABORTED", "the agent \"" + config_.name + "\" closed before the transfer ended"));
     unreleased.push_back(transfer->ticket());
-    for (const auto& list : {transfer->request().local, transfer->request().remote}) {
-      if (list->close_ticket) closing.push_back(*std::exchange(list->close_ticket, std::nullopt));
-    }
-    const auto& prepared = transfer->request().prepared;
-    if (prepared != nullptr && prepared->close_ticket) closing.push_back(*std::exchange(prepared->close_ticket, std::nullopt));
+    const TransferRequest& request = transfer->request();
+    note_close(*request.moves->local);
+    note_close(*request.moves->remote);
+    if (request.prepared != nullptr) note_close(*request.prepared);
   }
   transfers.clear();
-  {
-    const std::lock_guard lock(mutex_);
-    lists_.clear();
-    prepared_transfers_.clear();
-    requests_.clear();
-  }
+  lists_.clear();
+  prepared_transfers_.clear();
+  requests_.clear();
   agent_.reset();
-  // A transfer that NIXL did not cancel ends with NIXL's agent, so only now is its memory free.
+  // Destroying NIXL's agent ends uncancelled transfers. Only now is their memory free.
   for (const uint64_t ticket : unreleased) {
     --counters_.transfers_in_flight;
     events_.send(Event::released(ticket));
   }
   for (const uint64_t ticket : closing) events_.send(Event::settled(ticket));
-  for (const auto& [ticket, pin] : std::exchange(pending_registrations_, {})) {
-    events_.send(Event::failed(Event::Kind::settled, ticket, closed()));
-  }
   // Commands that came too late fail.
   commands_.run_all();
+  advance_registrations();
   advance_pending_peers();
   if (close_ticket_) events_.send(Event::settled(*close_ticket_));
 }

@@ -1,91 +1,112 @@
 #pragma once
 
 #include <array>
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <unordered_map>
-#include <vector>
 
 #include "agent/agent_turn.h"
 #include "agent/command_queue.h"
 #include "agent/nixl_agent.h"
 #include "agent/poll_backoff.h"
-#include "events/event_sender.h"
 #include "library/exit_guard.h"
+#include "node/js_event_queue.h"
 #include "transfer/transfer_scheduler.h"
 
 namespace kv::nixl {
 
-// The native thread of one agent, which calls NIXL. JavaScript gives it commands, each with a
-// ticket, and receives events through a JsEventQueue. Unless stated otherwise, public methods are
-// for the JavaScript thread, return at once, and settle their ticket later. Those that return an
-// optional event make a short call of NIXL themselves while the thread sleeps and no command waits:
-// they return its answer, and no event follows. Otherwise they return none.
+// `read` checks these arguments.
+struct PeerName {
+  std::string text;
+};
+struct Metadata {
+  Bytes bytes;
+};
+struct Payload {
+  Bytes bytes;
+};
+// What one thread makes and the other names by its ticket.
+template <typename T>
+class Table {
+ public:
+  void add(uint64_t ticket, std::shared_ptr<T> entry) {
+    const std::lock_guard lock(mutex_);
+    entries_.emplace(ticket, std::move(entry));
+  }
+  // Null if there is none.
+  std::shared_ptr<T> find(uint64_t ticket) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = entries_.find(ticket);
+    return found == entries_.end() ? nullptr : found->second;
+  }
+  std::shared_ptr<T> take(uint64_t ticket) {
+    const std::lock_guard lock(mutex_);
+    auto node = entries_.extract(ticket);
+    return node.empty() ? nullptr : std::move(node.mapped());
+  }
+  void clear() {
+    const std::lock_guard lock(mutex_);
+    entries_.clear();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::unordered_map<uint64_t, std::shared_ptr<T>> entries_;
+};
+
+// The native thread of one agent, which calls NIXL. JavaScript gives it commands with tickets, and
+// receives events through a JsEventQueue.
+// Unless stated otherwise, public methods are for the JavaScript thread, return at once, and settle
+// their ticket later. Methods that return an optional event call NIXL themselves if the call is
+// short, the thread sleeps and no command waits. They then return the answer, and no event follows.
 class AgentThread : public StoppableThread, public std::enable_shared_from_this<AgentThread> {
  public:
-  // Starts the thread, which creates the agent. The ticket is settled when the agent and its
-  // backends exist, or could not be created. Throws KV_TRANSPORT_UNAVAILABLE when the kernel
-  // refuses a thread.
+  // The ticket is settled when the agent and its backends exist, or failed. Throws
+  // KV_TRANSPORT_UNAVAILABLE when the kernel refuses a thread.
   static std::shared_ptr<AgentThread> start(AgentConfig config, std::shared_ptr<JsEventQueue> events, uint64_t ticket);
 
-  // Work for the agent's thread. Must not touch Node-API. What it returns or throws settles the
-  // ticket.
-  using Work = std::function<EventValue(NixlAgent&)>;
-  // Runs `work` on the agent's thread. Fails with KV_AGENT_CLOSED if the agent is gone.
-  void run(uint64_t ticket, Work work);
-
-  // Registers memory that the addon allocated, once its pages are touched. The registration is
-  // known by the ticket from then on. See Registrations::add_allocated.
-  void register_allocated(uint64_t ticket, std::shared_ptr<Pin> pin, std::vector<std::string> backends);
-  // Creates more backends. See NixlAgent::add_backends.
+  // The addon's own memory is registered once its pages are touched. The ticket becomes the
+  // registration's id.
+  void register_memory(uint64_t ticket, MemoryToRegister memory);
+  void deregister(uint64_t ticket, uint64_t registration);
   void add_backends(uint64_t ticket, BackendSelection selection);
-  // Adds a peer once its process has answered, see Peers::add.
-  std::optional<Event> add_remote(uint64_t ticket, Bytes metadata);
-  // Prepares a list, which `list(ticket)` returns from then on. See NixlAgent::prepare.
+  // Covers all memory, or these registrations.
+  void local_metadata(uint64_t ticket, std::optional<std::vector<uint64_t>> registrations, bool connections);
+  // Adds a peer once its process has answered.
+  std::optional<Event> add_remote(uint64_t ticket, Metadata metadata);
+  void remove_remote(uint64_t ticket, PeerName name);
+  // `list(ticket)` returns the list from then on.
   std::optional<Event> prepare_list(uint64_t ticket, std::optional<std::string> remote, capi::MemoryType type, DescriptorTable table);
-  // Closes a list: `list(id)` no longer returns it, and it is released when the last transfer that
-  // uses it has finished.
-  void close_list(uint64_t ticket, uint64_t id);
-  // A list that was prepared and not closed, or null.
-  std::shared_ptr<PreparedList> list(uint64_t id) const;
+  // Hides the list at once, and releases it after the last transfer that uses it.
+  void close_list(uint64_t ticket, uint64_t id) { close_later(lists_, ticket, id); }
+  // Null if it is not prepared, or closed.
+  std::shared_ptr<PreparedList> list(uint64_t id) const { return lists_.find(id); }
 
-  // Makes the requests of a transfer, which `prepared_transfer(ticket)` returns from then on. Its
-  // lists are in use until it is closed.
-  void prepare_transfer(uint64_t ticket, std::shared_ptr<PreparedTransfer> transfer);
-  // Closes a prepared transfer: `prepared_transfer(id)` no longer returns it, and it is released
-  // when it is no longer under way.
-  void close_prepared_transfer(uint64_t ticket, uint64_t id);
-  // A transfer that was prepared and not closed, or null.
-  std::shared_ptr<PreparedTransfer> prepared_transfer(uint64_t id) const;
+  // Makes a transfer's requests, for `prepared_transfer(ticket)`. Its lists are in use until it is
+  // closed.
+  void prepare_transfer(uint64_t ticket, std::shared_ptr<const Moves> moves);
+  // Hides it at once, and releases it when it is not under way.
+  void close_prepared_transfer(uint64_t ticket, uint64_t id) { close_later(prepared_transfers_, ticket, id); }
+  void transfer_backend(uint64_t ticket, uint64_t id);
+  // Null if it is not prepared, or closed.
+  std::shared_ptr<PreparedTransfer> prepared_transfer(uint64_t id) const { return prepared_transfers_.find(id); }
 
-  // Sends a notification, see Peers::notify.
-  std::optional<Event> notify(uint64_t ticket, std::string remote, Bytes payload);
+  std::optional<Event> notify(uint64_t ticket, PeerName remote, Payload payload);
 
-  // Starts a transfer, see Transfer for the events that it sends. Returns `done` only if it has
-  // succeeded at once.
+  // Sends the events that Transfer describes. Returns `done` only if it succeeds at once.
   std::optional<Event> transfer(std::shared_ptr<TransferRequest> request);
-  // Aborts a transfer: no more slices are posted, and only `released` is sent. Returns false if its
-  // outcome is settled and on its way.
+  // Posts no more slices and sends only `released`. False if the outcome is on its way.
   bool abort(uint64_t transfer);
 
-  // Waits up to `timeout` for transfers, then releases everything and ends the thread.
-  void close(uint64_t ticket, std::chrono::milliseconds timeout);
-  // From any thread: releases everything and ends the thread without sending events, because the
-  // environment or the process ends.
+  // Waits up to `timeout_ms` for transfers, then ends the thread.
+  void close(uint64_t ticket, uint64_t timeout_ms);
+  // From any thread, when the environment or process ends: ends the thread without events.
   void stop() override { commands_.stop(); }
 
-  // What the agent has done so far. Also valid once the thread has ended.
+  // Valid even after the thread has ended.
   const Counters& counters() const { return counters_; }
 
  private:
   using Clock = std::chrono::steady_clock;
+  // Its result or exception settles a ticket.
+  using Work = std::function<EventValue(NixlAgent&)>;
 
   // Calls that the JavaScript thread may make itself.
   enum class Call : size_t { transfer, notify, prepare, add_remote };
@@ -94,54 +115,66 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
 
   AgentThread(AgentConfig config, std::shared_ptr<JsEventQueue> events);
 
-  // These run on the JavaScript thread.
+  // On the JavaScript thread.
+  void run(uint64_t ticket, Work work);
   std::optional<Event> run_here(uint64_t ticket, Call call, bool brief, Work work);
-  std::optional<Event> transfer_here(const std::shared_ptr<TransferRequest>& request);
+  template <typename T>
+  void close_later(Table<T>& table, uint64_t ticket, uint64_t id);
   void rouse(std::chrono::microseconds after = {});
 
-  // All of these run with the agent's turn, most on the agent's thread.
+  // With the agent's turn, mostly on its thread.
   void main(uint64_t ticket);
-  void run_agent(uint64_t ticket);
+  bool create_agent(uint64_t ticket);
+  void serve();
+  void shut_down();
+  void report_broken(const std::string& why);
   bool& warm(Call call) { return warm_[static_cast<size_t>(call)]; }
   Event attempt(uint64_t ticket, const Work& work);
   void begin_transfer(const std::shared_ptr<TransferRequest>& request, bool at_once);
-  void end_transfer(const Transfer& transfer);
-  void release_lists(const std::shared_ptr<PreparedList>& local, const std::shared_ptr<PreparedList>& remote);
+  void end_transfer(const TransferRequest& request);
+  template <typename T>
+  void end_use(const std::shared_ptr<T>& used);
+  void release(const std::shared_ptr<PreparedList>& list) { agent_->release(list); }
+  void release(const std::shared_ptr<PreparedTransfer>& transfer);
+  bool advance_registrations();
   bool advance_pending_peers();
   bool poll();
   bool ending();
   void sleep();
-  void shut_down();
   Failure closed() const;
+
+  struct PendingRegistration {
+    MemoryToRegister memory;
+    std::shared_ptr<std::atomic<bool>> touched;
+  };
 
   const AgentConfig config_;
   Counters counters_;
   CommandQueue commands_;
   AgentTurn turn_;
 
-  // Shared by both threads.
-  mutable std::mutex mutex_;
-  std::unordered_map<uint64_t, std::shared_ptr<PreparedList>> lists_;
-  std::unordered_map<uint64_t, std::shared_ptr<PreparedTransfer>> prepared_transfers_;
-  std::unordered_map<uint64_t, std::shared_ptr<TransferRequest>> requests_;
+  // Both threads use these.
+  Table<PreparedList> lists_;
+  Table<PreparedTransfer> prepared_transfers_;
+  Table<TransferRequest> requests_;
 
   // For the thread that has the turn.
   EventSender events_;
   std::unique_ptr<NixlAgent> agent_;
-  // Memory whose pages are being touched, by the ticket of its registration.
-  std::map<uint64_t, std::shared_ptr<Pin>> pending_registrations_;
-  // Peers that are being added, by ticket.
+  // By registration.
+  std::map<uint64_t, PendingRegistration> pending_registrations_;
+  // By ticket.
   std::map<uint64_t, PendingPeer> pending_peers_;
   TransferScheduler transfers_;
   PollBackoff backoff_;
   Clock::time_point last_peer_check_;
-  // The calls that the agent's thread has made at least once.
+  // Whether the agent's thread has made each call.
   std::array<bool, 4> warm_{};
-  // When the agent's thread, which sleeps, polls at the latest.
+  // When the sleeping agent's thread polls at the latest.
   Clock::time_point sleeps_until_;
   // Whether the kernel wakes the agent's thread on time.
   bool punctual_ = true;
-  // Set once the agent is closing: when it no longer waits for transfers.
+  // When a closing agent stops waiting for transfers.
   std::optional<Clock::time_point> deadline_;
   std::optional<uint64_t> close_ticket_;
 };

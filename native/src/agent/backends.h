@@ -1,69 +1,73 @@
 #pragma once
 
-#include <list>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "events/event.h"
-#include "library/handle.h"
 #include "library/nixl_library.h"
-#include "memory/memory_types.h"
 
 namespace kv::nixl {
 
-// A backend of an agent, with parameters of its plugin.
+// NIXL's name, such as "VRAM".
+const char* name_of(capi::MemoryType type);
+// None for a name that no prepared list can have.
+std::optional<capi::MemoryType> memory_type_named(std::string_view name);
+// Files and objects. Storage has no peer: NIXL's remote lists of it carry the agent's own name.
+inline bool is_storage(capi::MemoryType type) { return type == capi::MemoryType::file || type == capi::MemoryType::object; }
+
 struct BackendSpec {
   std::string name;
-  Parameters parameters;
+  std::vector<std::pair<std::string, std::string>> parameters;
 };
 
-// The backends of one agent. Lives on the agent's thread. NIXL ends them with its agent.
+struct BackendSelection {
+  std::vector<BackendSpec> backends;
+  // Libraries that plugins need and the loader would not find.
+  std::vector<std::string> preload;
+  // A backend does not report a peer's death.
+  bool watch_peers = false;
+  // A backend reports a WRITE as done before its bytes have landed.
+  bool probe_writes = false;
+  // A backend carries notifications, unlike storage.
+  bool notifies = true;
+  // Small calls take microseconds, and never wait for a peer.
+  bool brief_calls = false;
+};
+
+// The backends of one agent, on the agent's thread. NIXL ends them with its agent.
 class Backends {
  public:
-  // Both references outlive it.
-  Backends(const NixlLibrary& library, capi::Agent agent) : library_(library), nixl_(library.functions()), agent_(agent) {}
+  explicit Backends(capi::Agent agent) : agent_(agent) {}
   Backends(const Backends&) = delete;
   Backends& operator=(const Backends&) = delete;
 
-  // Creates a backend. Takes up to a second. Throws KV_BACKEND_UNAVAILABLE, also for a backend that
-  // the agent has.
+  // Takes up to a second. Throws KV_BACKEND_UNAVAILABLE, also for a backend that exists.
   void create(const BackendSpec& spec);
-  // The memory types and parameters that a plugin states before a backend of it is created. Throws
-  // KV_BACKEND_UNAVAILABLE.
-  ParameterSet describe_plugin(const std::string& name) const;
-  // The memory types that a backend of the agent registers, and the parameters that it was created
-  // with. Throws KV_BACKEND_UNAVAILABLE.
-  ParameterSet describe(const std::string& name) const;
-  // Options that select the named backends for one call; null for no names. Throws
-  // KV_BACKEND_UNAVAILABLE for a name that the agent has not.
-  Handle<capi::OptArgs> options_for(const std::vector<std::string>& names) const;
-  // What is known of keys at a storage backend: parameters for each key, in order, and none for a
-  // key that does not exist. Blocks while the backend asks its store. Throws KV_BACKEND_UNAVAILABLE
-  // and KV_MEMORY_INVALID.
-  QueryAnswers query(const std::string& backend, capi::MemoryType type, const std::vector<std::string>& keys) const;
+  // Selects the backend for one call. Throws KV_BACKEND_UNAVAILABLE.
+  OwnedOptions options_for(const std::string& name) const;
+  // The backend that carries a request. Empty where NIXL does not say.
+  std::string of_request(capi::Request request) const;
 
-  // The memory types of each backend.
-  const MemoryTypes& memory_types() const { return memory_types_; }
-  // How many threads of NIXL copy the bytes of one post.
+  // In the order of their creation.
+  std::vector<std::string> supporting(capi::MemoryType type) const;
+  // For error messages, such as "UCX: DRAM, VRAM; POSIX: FILE".
+  std::string memory_types() const;
   unsigned post_threads() const { return post_threads_; }
 
  private:
   struct Backend {
     std::string name;
-    Handle<capi::Backend> handle;
+    OwnedBackend handle;
+    // As the backend itself reports them.
+    std::vector<std::string> memory_types;
   };
 
   const Backend& find(const std::string& name) const;
   std::string plugin_names() const;
-  Handle<capi::Params> plugin_parameters(const std::string& name, capi::MemList* types) const;
+  OwnedParams plugin_parameters(const std::string& name, OwnedMemList& types) const;
 
-  const NixlLibrary& library_;
-  const capi::Functions& nixl_;
   capi::Agent agent_;
-  std::list<Backend> backends_;
-  MemoryTypes memory_types_;
+  std::vector<Backend> backends_;
   unsigned post_threads_ = 1;
 };
 

@@ -1,17 +1,23 @@
 #include "agent/command_queue.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
+
+#include "library/failure.h"
 
 namespace kv::nixl {
 
 using std::chrono::microseconds;
 using std::chrono::steady_clock;
 
-void CommandQueue::push(Command command) {
+void CommandQueue::push(Command command, bool ends) {
   bool asleep = false;
   {
     const std::lock_guard lock(mutex_);
+    if (commands_.size() >= kMaxWaiting && !ends) {
+      throw Failure("KV_TRANSPORT_UNAVAILABLE", std::to_string(kMaxWaiting) + " calls wait for the agent's thread", "await some of them before the next");
+    }
     commands_.push_back(std::move(command));
     any_.store(true, std::memory_order_release);
     asleep = asleep_;
@@ -37,15 +43,18 @@ void CommandQueue::wake(microseconds after) {
 }
 
 bool CommandQueue::run_all() {
-  if (!any()) return false;
-  std::deque<Command> commands;
-  {
+  if (!any() && running_.empty()) return false;
+  if (running_.empty()) {
     const std::lock_guard lock(mutex_);
-    commands.swap(commands_);
+    running_.swap(commands_);
     any_.store(false, std::memory_order_relaxed);
   }
-  for (Command& command : commands) command();
-  return !commands.empty();
+  while (!running_.empty()) {
+    const Command command = std::move(running_.front());
+    running_.pop_front();
+    command();
+  }
+  return true;
 }
 
 void CommandQueue::sleep(microseconds longest) {

@@ -11,39 +11,40 @@
 
 namespace kv::nixl {
 
-// Commands from any thread to the one thread that runs them.
+// Commands from any thread to the one that runs them.
 class CommandQueue {
  public:
   using Command = std::function<void()>;
 
-  // From any thread: adds a command and wakes the running thread if it sleeps. Commands run in the
-  // order in which they were added.
-  void push(Command command);
-  // From any thread: sets `stopping` and wakes the running thread.
+  static constexpr size_t kMaxWaiting = 1u << 20;
+
+  // From any thread. Wakes the running thread. Commands keep their order. Throws
+  // KV_TRANSPORT_UNAVAILABLE when too many wait, except for commands that end something.
+  void push(Command command, bool ends = false);
+  // From any thread: sets `stopping` and wakes.
   void stop();
-  // From any thread: a sleep of the running thread, or its next one, ends once `after` is over,
-  // neither later nor, unless there are commands, earlier.
+  // From any thread: ends the present or next sleep after this time.
   void wake(std::chrono::microseconds after = {});
-  // Whether there are commands that the running thread has not taken.
+  // Whether the running thread has not taken all commands.
   bool any() const { return any_.load(std::memory_order_acquire); }
-  // Whether `stop` was called.
   const std::atomic<bool>& stopping() const { return stopping_; }
 
-  // On the running thread: runs the commands that are there. Returns whether there were any.
+  // On the running thread: runs what waits, and returns whether anything did. When a command
+  // throws, the next call runs those after it.
   bool run_all();
-  // On the running thread: sleeps until there is a command, `stop` or `wake` is called, or the time
-  // is over.
+  // On the running thread: sleeps until a command, `stop`, `wake` or the end of the time.
   void sleep(std::chrono::microseconds longest);
 
  private:
   std::mutex mutex_;
   MonotonicCondition wake_;
   std::deque<Command> commands_;
+  // Taken by the running thread.
+  std::deque<Command> running_;
   bool asleep_ = false;
-  // When the running thread wakes although it has no commands.
+  // When the running thread wakes without commands.
   std::optional<std::chrono::steady_clock::time_point> wake_at_;
-  // Whether there are commands. Read without the lock, since the thread checks it in every turn of
-  // its loop.
+  // Read without the lock in every turn of the loop.
   std::atomic<bool> any_{false};
   std::atomic<bool> stopping_{false};
 };

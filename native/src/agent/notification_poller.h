@@ -3,77 +3,70 @@
 #include <algorithm>
 #include <string>
 
-#include "agent/counters.h"
 #include "events/event.h"
-#include "library/handle.h"
-#include "library/nixl_capi.h"
+#include "library/nixl_library.h"
 
 namespace kv::nixl {
 
-// Polls NIXL for the notifications that peers have sent to one agent. The poll also drives the
-// backends: without NIXL's own progress thread they serve peers only during calls. Lives on the
-// agent's thread.
+// Polls NIXL for notifications, on the agent's thread. The poll also drives backends, which serve
+// peers only during calls.
 class NotificationPoller {
  public:
-  // All references outlive it. Throws KV_INTERNAL.
-  NotificationPoller(const capi::Functions& nixl, capi::Agent agent, Counters& counters)
-      : nixl_(nixl),
-        agent_(agent),
+  // The counters must outlive it. Throws KV_INTERNAL.
+  NotificationPoller(capi::Agent agent, Counters& counters)
+      : agent_(agent),
         counters_(counters),
-        map_(Handle<capi::NotifMap>::make("KV_INTERNAL", "NIXL could not create a notification map", nixl.destroy_notif_map,
-                                          nixl.create_notif_map)) {}
+        map_(make<OwnedNotifications>("KV_INTERNAL", "NIXL could not create a notification map", capi::create_notif_map)) {}
 
-  // Polls from now on: a backend of the agent carries notifications.
+  // For a backend that carries notifications.
   void enable() { enabled_ = true; }
-  // Calls `receive(from, payload)` for each notification that has arrived, or `lose(count)` where
-  // there are so many senders that notifications of `count` of them are dropped. Returns whether
-  // there were any.
+  // Calls `receive(from, payload)` for each notification, and `lose(count)` when those of `count`
+  // senders are dropped because there are too many. Returns whether any arrived.
   template <typename Receive, typename Lose>
   bool poll(Receive receive, Lose lose);
-  // Takes out the errors that a backend keeps for the next caller. A poll takes one of them.
+  // Removes errors that a backend keeps for the next caller, of which a poll takes one.
   void drain_errors() {
     int left = kMaxErrors;
-    while (left > 0 && nixl_.get_notifs(agent_, map_.get(), nullptr) != capi::kSuccess) --left;
+    while (left > 0 && capi::get_notifs(agent_, map_.get(), nullptr) != capi::kSuccess) --left;
   }
 
  private:
-  // Senders whose notifications one poll takes.
+  // The most senders per poll.
   static constexpr size_t kMaxSenders = 1024;
-  // A connection that ends leaves an error per operation on it.
+  // An ended connection leaves an error per operation.
   static constexpr int kMaxErrors = 65'536;
 
-  const capi::Functions& nixl_;
   capi::Agent agent_;
   Counters& counters_;
   bool enabled_ = false;
-  Handle<capi::NotifMap> map_;
+  OwnedNotifications map_;
 };
 
 template <typename Receive, typename Lose>
 bool NotificationPoller::poll(Receive receive, Lose lose) {
-  if (!enabled_ || nixl_.get_notifs(agent_, map_.get(), nullptr) != capi::kSuccess) return false;
+  if (!enabled_ || capi::get_notifs(agent_, map_.get(), nullptr) != capi::kSuccess) return false;
   size_t agents = 0;
-  nixl_.notif_map_size(map_.get(), &agents);
+  capi::notif_map_size(map_.get(), &agents);
   if (agents == 0) return false;
-  // NIXL finds a sender by its number in as many steps, so very many senders, which only forged
-  // names can be, would take the thread for minutes.
+  // NIXL finds the n-th sender in n steps. Very many, which only forged names can make, would
+  // occupy the thread for minutes.
   if (agents > kMaxSenders) lose(agents - kMaxSenders);
   agents = std::min(agents, kMaxSenders);
   for (size_t index = 0; index < agents; ++index) {
     const char* from = nullptr;
     size_t count = 0;
-    if (nixl_.notif_map_get_agent_at(map_.get(), index, &from) != capi::kSuccess) break;
-    nixl_.notif_map_get_notifs_size(map_.get(), from, &count);
+    if (capi::notif_map_get_agent_at(map_.get(), index, &from) != capi::kSuccess) break;
+    capi::notif_map_get_notifs_size(map_.get(), from, &count);
     for (size_t number = 0; number < count; ++number) {
       const void* data = nullptr;
       size_t length = 0;
-      if (nixl_.notif_map_get_notif(map_.get(), from, number, &data, &length) != capi::kSuccess) continue;
+      if (capi::notif_map_get_notif(map_.get(), from, number, &data, &length) != capi::kSuccess) continue;
       const auto* bytes = static_cast<const uint8_t*>(data);
       receive(std::string(from), Bytes(bytes, bytes + length));
       ++counters_.notifications_received;
     }
   }
-  nixl_.notif_map_clear(map_.get());
+  capi::notif_map_clear(map_.get());
   return true;
 }
 

@@ -12,26 +12,23 @@ using std::chrono::microseconds;
 constexpr int kIdlePerPause = 64;
 constexpr auto kShortestPause = microseconds(20);
 constexpr auto kLongestPause = microseconds(2000);
-// The longest pause if peers cannot reach anything here.
+// Applies if peers can reach nothing here.
 constexpr auto kLongestPauseUnreachable = microseconds(5000);
-// All idle agents of a process together wake at most 2,500 times a second: more agents make longer
-// pauses. A wake costs 12 to 15 us.
+// A process's idle agents wake at most 2,500 times a second. A wake costs 12 to 15 us.
 constexpr auto kLongestPausePerAgent = microseconds(400);
 constexpr auto kLongestPauseInFlight = microseconds(50);
-// Polls count as consecutive if they are less than this apart. After a sleep, caches are cold and
-// the duration of a poll says nothing.
+// Polls this close are consecutive. After a sleep caches are cold, and a poll's duration says
+// nothing.
 constexpr auto kConsecutive = microseconds(5);
-// A poll that takes this many times as long as an empty one has probably moved data for a peer,
-// which may have more, so other polls follow at once. The thread may also have been preempted;
-// several long polls in a row exclude that.
+// A poll this many times as long as an empty one has probably moved a peer's data, so more follow
+// at once. Several in a row exclude that the thread was preempted.
 constexpr int kLongPollRatio = 3;
 constexpr int kPollsAfterLongOne = 4;
 constexpr int kLongPollsForCertainty = 3;
 constexpr int kTypicalPollRise = 1024;
-// If every poll was long for this time, empty polls may have become slower.
+// After this time without a short poll, empty polls may have become slower.
 constexpr auto kNoShortPoll = std::chrono::seconds(60);
-// While slices are being posted, polls are this far apart: a poll costs as much as making a small
-// slice.
+// The distance of polls while slices are posted: a poll costs as much as a small slice.
 constexpr auto kPollWhilePosting = microseconds(100);
 
 }  // namespace
@@ -40,7 +37,7 @@ void PollBackoff::polled(Clock::time_point start, Clock::time_point end, bool re
   const bool consecutive = start - last_poll_ < kConsecutive;
   last_poll_ = end;
   if (!reachable) {
-    // No peer can have been served: a long poll was preempted.
+    // No peer was served: a long poll was preempted.
     immediate_polls_ = 0;
   } else if (consecutive) {
     record_duration(end, end - start);
@@ -49,9 +46,8 @@ void PollBackoff::polled(Clock::time_point start, Clock::time_point end, bool re
   }
 }
 
-// Compares a poll with what an empty one typically takes, which depends on the backend. The
-// estimate falls at once and rises slowly. Polls that move data do not raise it: a long transfer
-// would be taken for idleness, and a sleep would follow each of its blocks.
+// Compares a poll with a typical empty one of this backend. The estimate falls at once and rises
+// slowly. Polls that move data do not raise it, or sleeps would interrupt a long transfer.
 void PollBackoff::record_duration(Clock::time_point end, Clock::duration poll) {
   if (poll > typical_poll_ * kLongPollRatio) {
     if (++long_polls_in_a_row_ >= kLongPollsForCertainty) last_work_ = end;
@@ -74,8 +70,7 @@ microseconds PollBackoff::pause(Clock::time_point now, bool reachable, bool in_f
   auto longest = reachable ? kLongestPause : kLongestPauseUnreachable;
   longest = std::max<microseconds>(longest, kLongestPausePerAgent * agents);
   if (in_flight) longest = kLongestPauseInFlight;
-  // Sleeping right after work is faster than another poll: JavaScript needs a core to take the
-  // event, and with few cores it is this one.
+  // A sleep after work beats a poll: JavaScript may need this core to take the event.
   return std::clamp(idle / kIdlePerPause, kShortestPause, longest);
 }
 

@@ -4,25 +4,22 @@
 
 namespace kv::nixl {
 
-// How often an agent's thread polls NIXL: without pauses while a peer's data arrives, every 20 us
-// after work, and less and less often while nothing happens. An idle agent must keep polling, since
-// a peer's first READ and all emulated ones progress only while the target polls.
+// How often an agent's thread polls: without pauses while a peer's data arrives, every 20 us after
+// work, and less while idle. Idle agents must poll, since a peer's first READ and all emulated ones
+// progress only then.
 class PollBackoff {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // The thread did something for its callers, or received a notification.
   void worked(Clock::time_point at) { last_work_ = at; }
-  // NIXL was polled. `reachable`: peers can reach memory of this agent, so a poll that took long
-  // may have moved data for one.
+  // `reachable`: peers can reach memory here, so a long poll may have moved data for one.
   void polled(Clock::time_point start, Clock::time_point end, bool reachable);
 
-  // Whether a poll is due although the thread has other work.
+  // Whether to poll despite other work.
   bool due(Clock::time_point now) const;
-  // When the last poll ended.
   Clock::time_point last_poll() const { return last_poll_; }
-  // How long to sleep before the next poll; zero for not at all. `in_flight`: the agent has
-  // transfers. `agents`: how many of this process poll.
+  // How long to sleep. `in_flight`: the agent has transfers. `agents`: how many of this process
+  // poll.
   std::chrono::microseconds pause(Clock::time_point now, bool reachable, bool in_flight, int agents) const;
 
  private:
@@ -31,10 +28,9 @@ class PollBackoff {
   Clock::time_point last_work_;
   Clock::time_point last_poll_;
   Clock::time_point last_short_poll_;
-  // Polls still to make without a pause.
   int immediate_polls_ = 0;
   int long_polls_in_a_row_ = 0;
-  // What an empty poll takes that directly follows another one.
+  // The duration of an empty poll right after another.
   Clock::duration typical_poll_ = std::chrono::milliseconds(1);
 };
 

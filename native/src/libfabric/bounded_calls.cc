@@ -11,18 +11,18 @@
 #include <atomic>
 #include <mutex>
 
-#include "library/replaced_calls.h"
+#include "repairs/repair.h"
+#include "repairs/replaced_calls.h"
 
 namespace kv::nixl {
 
 namespace {
 
-// How long a peer that is alive may take to answer a new connection. It answers when its agent's
-// thread polls, which may be in a copy.
+// How long a live peer may take to accept a connection. Its thread may be in a copy.
 constexpr auto kConnectWait = std::chrono::seconds(2);
-// One that has just failed to answer in that time: others wait while this thread waits.
+// For a peer that was just too slow, since others wait meanwhile.
 constexpr auto kConnectWaitAgain = std::chrono::milliseconds(50);
-// Calls that libfabric asks to make again follow each other at once.
+// After a longer pause, libfabric's next request to try again starts a new wait.
 constexpr auto kPauseOfRetries = std::chrono::milliseconds(100);
 constexpr auto kCheckInterval = std::chrono::milliseconds(2);
 constexpr auto kAskAgainInterval = std::chrono::milliseconds(250);
@@ -34,9 +34,9 @@ ssize_t bounded(ssize_t result) {
   return -ETIMEDOUT;
 }
 
-// libfabric's objects, as far as NIXL's plugin uses them. The functions of rdma/fabric.h are
-// inline, so their places in these tables are its ABI: a `struct fid` (class, context, operations)
-// comes first in each object, and the size of a table in bytes comes first in the table.
+// libfabric's objects, as far as NIXL uses them. rdma/fabric.h has inline functions, so these
+// places are its ABI. Objects start with a `struct fid` (class, context, operations), tables with
+// their size in bytes.
 struct Object {
   size_t fclass;
   void* context;
@@ -56,8 +56,8 @@ constexpr size_t kReadMessage = 3;
 constexpr size_t kWriteMessage = 6;
 constexpr size_t kWriteData = 8;
 
-// A function of a provider's table that was replaced, and what it was. Providers compare the
-// addresses of their tables, so the tables themselves are changed.
+// A replaced function. Providers compare the addresses of their tables, so the tables themselves
+// are changed.
 struct Replaced {
   void** table;
   size_t index;
@@ -66,16 +66,23 @@ struct Replaced {
 std::array<Replaced, 32> replaced;
 std::atomic<size_t> replaced_count = 0;
 
-// Threads that create agents replace functions one after another; a reader finds what was added
-// before its own object was made.
-void replace(void** table, size_t index, void* function) {
+// Threads replace functions one after another. A reader finds all that was added before its object
+// was made. Returns whether the table has the function.
+bool replace(void** table, size_t index, void* function) {
   static auto* const mutex = new std::mutex;
   const std::lock_guard lock(*mutex);
   const bool has_it = reinterpret_cast<uintptr_t>(table[0]) >= (index + 1) * sizeof(void*);
-  if (!has_it || table[index] == function || replaced_count == replaced.size()) return;
+  if (!has_it) return false;
+  if (table[index] == function) return true;
+  if (replaced_count == replaced.size()) return false;
   replaced[replaced_count] = {table, index, table[index]};
   ++replaced_count;
-  set_address(table + index, function);
+  return set_address(table + index, function);
+}
+
+void report(bool all) {
+  if (all) libfabric_endless_calls.held();
+  else libfabric_endless_calls.failed("libfabric lacks a function that is to be replaced, or the system does not let it be replaced");
 }
 
 template <typename Function>
@@ -84,18 +91,18 @@ Function original(void** table, size_t index) {
   for (size_t at = 0; at < count; ++at) {
     if (replaced[at].table == table && replaced[at].index == index) return reinterpret_cast<Function>(replaced[at].original);
   }
-  abort();  // only functions that were replaced ask
+  abort();  // only replaced functions ask
 }
 
-// A function of an endpoint that posts something, whose last arguments differ.
+// An endpoint's posting function. The last arguments differ.
 template <size_t kTable, size_t kIndex, typename... Arguments>
 ssize_t post(Object* endpoint, Arguments... arguments) {
   return bounded(original<ssize_t (*)(Object*, Arguments...)>(endpoint->tables[kTable], kIndex)(endpoint, arguments...));
 }
 
 template <size_t kTable, size_t kIndex, typename... Arguments>
-void bound(Object* endpoint) {
-  replace(endpoint->tables[kTable], kIndex, reinterpret_cast<void*>(&post<kTable, kIndex, Arguments...>));
+bool bound(Object* endpoint) {
+  return replace(endpoint->tables[kTable], kIndex, reinterpret_cast<void*>(&post<kTable, kIndex, Arguments...>));
 }
 
 using Open = int (*)(Object*, void*, Object**, void*);
@@ -104,43 +111,46 @@ using Word = uint64_t;
 int open_endpoint(Object* domain, void* info, Object** endpoint, void* context) {
   const int opened = original<Open>(domain->tables[kOwnOperations], kEndpointOf)(domain, info, endpoint, context);
   if (opened != 0) return opened;
-  bound<kMessages, kSendData, const void*, size_t, void*, Word, Word, void*>(*endpoint);
-  bound<kRemoteMemory, kRead, void*, size_t, void*, Word, Word, Word, void*>(*endpoint);
-  bound<kRemoteMemory, kReadMessage, const void*, Word>(*endpoint);
-  bound<kRemoteMemory, kWriteMessage, const void*, Word>(*endpoint);
-  bound<kRemoteMemory, kWriteData, const void*, size_t, void*, Word, Word, Word, Word, void*>(*endpoint);
+  report(bound<kMessages, kSendData, const void*, size_t, void*, Word, Word, void*>(*endpoint) &
+         bound<kRemoteMemory, kRead, void*, size_t, void*, Word, Word, Word, void*>(*endpoint) &
+         bound<kRemoteMemory, kReadMessage, const void*, Word>(*endpoint) &
+         bound<kRemoteMemory, kWriteMessage, const void*, Word>(*endpoint) &
+         bound<kRemoteMemory, kWriteData, const void*, size_t, void*, Word, Word, Word, Word, void*>(*endpoint));
   return 0;
 }
 
 int open_queue(Object* domain, void* attributes, Object** queue, void* context) {
   const int opened = original<Open>(domain->tables[kOwnOperations], kQueueOf)(domain, attributes, queue, context);
-  if (opened == 0) bound<kOwnOperations, kReadQueue, void*, size_t>(*queue);
+  if (opened == 0) report(bound<kOwnOperations, kReadQueue, void*, size_t>(*queue));
   return opened;
 }
 
 int open_domain(Object* fabric, void* info, Object** domain, void* context) {
   const int opened = original<Open>(fabric->tables[kOwnOperations], kDomainOf)(fabric, info, domain, context);
   if (opened != 0) return opened;
-  replace((*domain)->tables[kOwnOperations], kQueueOf, reinterpret_cast<void*>(open_queue));
-  replace((*domain)->tables[kOwnOperations], kEndpointOf, reinterpret_cast<void*>(open_endpoint));
+  void** const functions = (*domain)->tables[kOwnOperations];
+  report(replace(functions, kQueueOf, reinterpret_cast<void*>(open_queue)) &
+         replace(functions, kEndpointOf, reinterpret_cast<void*>(open_endpoint)));
   return 0;
 }
 
-// `struct fi_fabric_attr`, as far as it is read.
+// The start of `struct fi_fabric_attr`.
 struct FabricAttributes {
   Object* fabric;
   const char* name;
   const char* provider;
 };
 
+constexpr uint32_t kNewestMajor = 2;
+
 using OpenFabric = int (*)(FabricAttributes* attributes, Object** fabric, void* context);
-// Each agent's thread finds the same function; libfabric stays loaded from then on.
+// Each agent's thread finds the same function. libfabric then stays loaded.
 std::atomic<OpenFabric> libfabric_open_fabric = nullptr;
 
 int open_fabric(FabricAttributes* attributes, Object** fabric, void* context) {
   const bool is_tcp = attributes->provider != nullptr && strcmp(attributes->provider, "tcp") == 0;
   const int opened = libfabric_open_fabric.load()(attributes, fabric, context);
-  if (opened == 0 && is_tcp) replace((*fabric)->tables[kOwnOperations], kDomainOf, reinterpret_cast<void*>(open_domain));
+  if (opened == 0 && is_tcp) report(replace((*fabric)->tables[kOwnOperations], kDomainOf, reinterpret_cast<void*>(open_domain)));
   return opened;
 }
 
@@ -169,15 +179,18 @@ bool BoundedCalls::over() {
 }
 
 void BoundedCalls::install() {
+  // An earlier agent's thread may have done it.
   if (libfabric_open_fabric == nullptr) {
     void* const library = dlopen("libfabric.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    if (library == nullptr) return;
+    if (library == nullptr || !libfabric_endless_calls.wanted()) return;
+    const auto version = reinterpret_cast<uint32_t (*)()>(dlsym(library, "fi_version"));
+    if (version == nullptr || version() >> 16 > kNewestMajor) return libfabric_endless_calls.failed("libfabric is newer than 2.x, and its tables are not known");
     void* function = dlvsym(library, "fi_fabric", "FABRIC_1.1");
     if (function == nullptr) function = dlsym(library, "fi_fabric");
-    if (function == nullptr) return;
+    if (function == nullptr) return libfabric_endless_calls.failed("libfabric has no fi_fabric");
     libfabric_open_fabric = reinterpret_cast<OpenFabric>(function);
   }
-  replace_calls("libplugin_LIBFABRIC", "fi_fabric", reinterpret_cast<void*>(open_fabric));
+  if (!replace_calls("libplugin_LIBFABRIC", "fi_fabric", reinterpret_cast<void*>(open_fabric))) report(false);
 }
 
 }  // namespace kv::nixl

@@ -15,21 +15,21 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The key of the address in NIXL's connection data. An entry is its key, the length of its value as
-// 8 bytes, and the value.
+// The key of the address in connection data. The length of its value in 8 bytes follows, then the
+// value.
 constexpr std::string_view kEndpoint = "dest_data_ep_0";
-// How long the agent's thread waits for a new connection when the old one has ended, counted from
-// its beginning: those to several peers are made at the same time.
+// How long to wait for a replaced connection, from its beginning: those to several peers are made
+// together.
 constexpr auto kReconnectWait = std::chrono::milliseconds(250);
-// A host that does not answer for this long is dead. The kernel repeats its request twice within
-// it. The check of metadata in a child process waits a little longer than this.
+// A host silent for this long is dead. The kernel repeats its request twice meanwhile. The child
+// process that checks metadata waits a little longer.
 constexpr auto kConnectTimeout = std::chrono::seconds(4);
-// Keepalive of the connection: a host that vanished is noticed after 5 + 3 * 2 seconds.
+// Keepalive notices a vanished host after 5 + 3 * 2 seconds.
 constexpr int kKeepIdleSeconds = 5;
 constexpr int kKeepIntervalSeconds = 2;
 constexpr int kKeepCount = 3;
 
-// Reads the TCP address out of connection data. Returns its size; 0 if there is none.
+// Returns the size of the TCP address, or 0 if there is none.
 socklen_t read_address(const std::string& connection, sockaddr_storage& address) {
   const size_t at = connection.find(kEndpoint);
   uint64_t length = 0;
@@ -46,8 +46,8 @@ socklen_t read_address(const std::string& connection, sockaddr_storage& address)
   return size;
 }
 
-// Whether an error of a connection says that the peer's host has not answered for 11 seconds, or
-// cannot be reached. Another connection would only wait for an answer again.
+// The host was silent for 11 seconds, or cannot be reached. Another connection would only wait
+// again.
 bool host_vanished(int error) { return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN; }
 
 }  // namespace
@@ -82,7 +82,7 @@ bool PeerLiveness::mark_dead() {
 
 Clock::duration PeerLiveness::dead_for() const { return died_at_ ? Clock::now() - *died_at_ : Clock::duration::zero(); }
 
-// Begins to connect. Returns false if the peer refuses the connection or its host is unreachable.
+// False if the peer refuses or its host is unreachable.
 bool PeerLiveness::open_connection() {
   close_socket();
   socket_ = socket(address_.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -99,7 +99,7 @@ bool PeerLiveness::open_connection() {
   return true;
 }
 
-// Returns false if the connection that is being made has failed or takes too long.
+// False if the connection failed or takes too long.
 bool PeerLiveness::check_connecting(int wait_ms) {
   pollfd entry{.fd = socket_, .events = POLLOUT, .revents = 0};
   if (poll(&entry, 1, wait_ms) <= 0) return Clock::now() - *connecting_since_ < kConnectTimeout;
@@ -128,7 +128,7 @@ bool PeerLiveness::check(bool wait) {
     const ssize_t got = socket_ < 0 ? 0 : recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) return true;
     if (got < 0 && host_vanished(errno)) return mark_dead();
-    // The provider may close an idle connection. The peer is dead only if it refuses a new one.
+    // The provider may close idle connections. Only a refused new one proves death.
     reconnects_ = true;
     if (!open_connection()) return mark_dead();
     if (!connecting_since_) return true;

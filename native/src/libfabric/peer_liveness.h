@@ -9,40 +9,36 @@
 
 namespace kv::nixl {
 
-// Watches whether a peer's process is alive, for a backend that does not report its death.
-// libfabric's tcp provider listens on an address that the peer's metadata contains. The watch holds
-// an idle TCP connection to it: the connection ends when the process does, and a new one is
-// refused.
+// Watches a peer's process for a backend that does not report its death. Holds an idle TCP
+// connection to the address in the peer's metadata, where libfabric's tcp provider listens. The
+// process's end closes it and refuses new ones.
 class PeerLiveness {
  public:
-  // Whether a LIBFABRIC backend's connection data contains a TCP address, as with the tcp provider;
-  // those of EFA do not.
+  // Whether LIBFABRIC's connection data has a TCP address. EFA's has none.
   static bool has_tcp_address(const std::string& connection);
-  // Starts to connect to that address. Null if the connection data contains none.
+  // Starts to connect. Null if the connection data has no address.
   static std::unique_ptr<PeerLiveness> connect_to(const std::string& connection);
 
   ~PeerLiveness();
   PeerLiveness(const PeerLiveness&) = delete;
   PeerLiveness& operator=(const PeerLiveness&) = delete;
 
-  // Whether the process is alive, or may be while the connection is being made. Stays false once it
-  // was false. Costs one system call while nothing changes, and never blocks.
+  // Also true while a connection is being made. Once false, it stays false. Never blocks, and costs
+  // one system call while nothing changes.
   bool maybe_alive();
-  // The same, for a call that would not return if the process were dead. When a connection has
-  // ended, another one is made: waits for it up to 250 ms from its beginning.
+  // As `maybe_alive`, for calls that would not return if the process were dead. Replaces an ended
+  // connection, and waits up to 250 ms from its beginning.
   bool alive();
-  // Makes another connection, since the present one proves nothing: the provider may leave it open
-  // when it closes its address.
+  // Reconnects: the provider may leave the old connection open when it closes its address.
   void ask_again();
-  // Whether it is alive and has accepted a connection.
   bool connected() { return alive() && !connecting_since_; }
-  // When the death was noticed; none while the process is alive.
+  // None while the process is alive.
   const std::optional<std::chrono::steady_clock::time_point>& died_at() const { return died_at_; }
-  // Records that the process, which is alive, did not answer a call in its time.
+  // The live process did not answer in time.
   void note_slow() { slow_at_ = std::chrono::steady_clock::now(); }
   // Whether that was in the last 10 s.
   bool is_slow() const { return slow_at_ && std::chrono::steady_clock::now() - *slow_at_ < std::chrono::seconds(10); }
-  // Time since the death was noticed; zero while the process is alive.
+  // Zero while the process is alive.
   std::chrono::steady_clock::duration dead_for() const;
 
  private:

@@ -9,22 +9,70 @@ namespace kv::nixl {
 namespace {
 
 constexpr const char* kBackend = "LIBFABRIC";
-// How long after a peer's death NIXL is told to give up requests to it. Data that the peer has sent
-// is long before then in this host's own buffers, or lost.
+// How long after a peer's death NIXL gives up requests to it. By then its data has arrived or is
+// lost.
 constexpr auto kQuarantine = std::chrono::seconds(5);
-// Attempts to load metadata while a peer's death explains that NIXL refuses it.
+// Attempts to load metadata while a peer's death explains NIXL's refusal.
 constexpr int kMaxLoads = 4;
-// Peers that an agent can add over LIBFABRIC in its life. NIXL 1.5.0 numbers them with 8 bits and
-// does not reuse a number.
+// NIXL 1.5.0 numbers LIBFABRIC peers with 8 bits and reuses no number.
 constexpr int kMaxPeers = 255;
 
+// Errors that a transfer attributes to other peers. A death rarely causes more than one per
+// connection.
+constexpr int kMaxErrors = 16;
+// A death explains errors up to 5 s later and 500 ms earlier: the kernel ends a process's
+// connections one after another.
+constexpr auto kDeathBefore = std::chrono::seconds(5);
+constexpr auto kDeathAfter = std::chrono::milliseconds(500);
+
+constexpr size_t kPageBytes = 4096;
+
+// Only the middle of three pages is registered, so callers' memory never adjoins it. Rows that
+// leave it lie outside all registered memory.
+std::shared_ptr<Mapping> pages_with_target() {
+  auto pages = Mapping::create(3 * kPageBytes, false);
+  pages->data()[kPageBytes] = std::byte{1};
+  return pages;
+}
+
+PreparedHandle prepare_byte(capi::Agent agent, const char* code, const char* remote, capi::MemoryType type, uint64_t address, uint64_t device) {
+  const auto byte = make<OwnedXferList>(code, "NIXL could not create a descriptor list", capi::create_xfer_dlist, type);
+  check(capi::xfer_dlist_add_desc(byte.get(), address, 1, device), code, "NIXL refused a descriptor");
+  capi::PreparedDlist prepared = nullptr;
+  check(capi::prep_xfer_dlist(agent, remote, byte.get(), &prepared, nullptr), code, "NIXL refused a list of one byte");
+  return PreparedHandle(prepared, {agent});
+}
+
 }  // namespace
+
+LandingProbe::LandingProbe(capi::Agent agent)
+    : agent_(agent),
+      pages_(pages_with_target()),
+      registration_(agent, {.type = capi::MemoryType::dram, .address = target_address(), .length = kPageBytes, .device = 0}, {}, false,
+                    [](capi::Status status) {
+                      return Failure("KV_INTERNAL", std::string("NIXL could not register the target of landing probes: ") + describe(status));
+                    }),
+      target_(prepare_byte(agent, "KV_INTERNAL", capi::kSelf, capi::MemoryType::dram, target_address(), 0)) {}
+
+uint64_t LandingProbe::target_address() const { return pages_->address + kPageBytes; }
+
+void LandingProbe::prepare(PreparedList& remote) const {
+  const Row& first = remote.layout.rows().front();
+  remote.probe = prepare_byte(agent_, "KV_LIST_INVALID", remote.remote->c_str(), remote.type, first.address, first.device);
+}
+
+capi::Request LandingProbe::make(const PreparedList& remote) const {
+  const int first = 0;
+  capi::Request request = nullptr;
+  const capi::Status made = capi::make_xfer_req(agent_, capi::Operation::read, target_.get(), &first, 1, remote.probe.get(), &first, 1, &request, nullptr);
+  return made == capi::kSuccess ? request : nullptr;
+}
 
 void LibfabricSafeguards::require_tcp_address(const std::string& peer, const Connections& connections) {
   const auto connection = connections.find(kBackend);
   if (!watch_peers_ || connection == connections.end()) return;
   if (!uses_tcp_) {
-    const AgentMetadata own = read_metadata(local_metadata(nixl_, agent_));
+    const AgentMetadata own = read_metadata(local_metadata(agent_));
     const auto mine = own.connections.find(kBackend);
     uses_tcp_ = mine != own.connections.end() && PeerLiveness::has_tcp_address(mine->second);
   }
@@ -38,7 +86,7 @@ std::unique_ptr<PeerLiveness> LibfabricSafeguards::start_watch(const std::string
                                                                 bool same_process) {
   const auto connection = connections.find(kBackend);
   if (!watch_peers_ || connection == connections.end()) return nullptr;
-  // A known peer that was taken for dead and is added again is watched anew.
+  // Watches a known peer again if it was taken for dead.
   PeerLiveness* present = watch_of(peer);
   if (same_process && present != nullptr && present->alive()) return nullptr;
   return PeerLiveness::connect_to(connection->second);
@@ -125,6 +173,33 @@ bool LibfabricSafeguards::error_may_be_anothers(const std::string& peer) {
   poller_.drain_errors();
   note_deaths();
   return liveness->alive();
+}
+
+bool AmbiguousFailure::record(capi::Request request, const Failure& failure) {
+  if (errors_ >= kMaxErrors || !safeguards_.error_may_be_anothers(peer_)) return false;
+  ++errors_;
+  if (!failure_) {
+    failed_at_ = Clock::now();
+    failure_ = failure;
+  }
+  if (request != nullptr) requests_.push_back(request);
+  probing_ = false;
+  return true;
+}
+
+AmbiguousFailure::Step AmbiguousFailure::next_step(bool outcome_closed) {
+  if (safeguards_.is_dead(peer_)) return safeguards_.quarantine_over(peer_) ? Step::release : Step::wait;
+  if (!probe_succeeded_) return Step::probe;
+  if (outcome_closed) return Step::release;
+  if (safeguards_.any_death_after(failed_at_ - kDeathBefore)) return Step::restart;
+  return Clock::now() - failed_at_ < kDeathAfter ? Step::wait : Step::fail;
+}
+
+std::vector<capi::Request> AmbiguousFailure::clear() {
+  failure_.reset();
+  probing_ = false;
+  probe_succeeded_ = false;
+  return std::exchange(requests_, {});
 }
 
 }  // namespace kv::nixl

@@ -8,95 +8,105 @@
 #include <unordered_map>
 
 #include "agent/notification_poller.h"
-#include "libfabric/landing_probe.h"
 #include "libfabric/peer_liveness.h"
-#include "library/failure.h"
-#include "library/nixl_capi.h"
-#include "memory/prepared_list.h"
+#include "memory/mapping.h"
+#include "memory/registrations.h"
 
 namespace kv::nixl {
 
-// Connection data of an agent, by backend.
+// READs of one byte, for a backend that reports WRITEs as done before they land. When one is done,
+// all earlier WRITEs to its peer have landed.
+class LandingProbe {
+ public:
+  // Registers a page as the target of the READs. Throws KV_INTERNAL.
+  explicit LandingProbe(capi::Agent agent);
+
+  // Lets probes read the first byte of a peer's list. Throws KV_LIST_INVALID.
+  void prepare(PreparedList& remote) const;
+  // A NIXL request that reads this byte; the caller owns it. Null when NIXL refuses.
+  capi::Request make(const PreparedList& remote) const;
+
+ private:
+  uint64_t target_address() const;
+
+  capi::Agent agent_;
+  std::shared_ptr<Mapping> pages_;
+  NixlRegistration registration_;
+  PreparedHandle target_;
+};
+
+// An agent's connection data, by backend.
 using Connections = std::map<std::string, std::string>;
 
 // Adds the guarantees that UCX gives and LIBFABRIC over TCP lacks:
-// - A peer's death is not reported: watched with PeerLiveness. Requests to a dead peer are given up
-// after a quarantine.
-// - A call for a peer that ends while it is made never returns: see BoundedCalls.
-// - A WRITE is reported as done before its bytes have landed: confirmed with LandingProbe.
-// - An error is returned by the next call, for any peer: see AmbiguousFailure, and `drain_errors`
-// before calls that cannot be repeated.
-// - Metadata of an unreachable peer, or of too many peers, harms NIXL: refused before NIXL gets it.
-// For an agent without such a backend every method returns at once. Lives on the agent's thread.
+// - PeerLiveness notices deaths. Requests to a dead peer end after a quarantine.
+// - BoundedCalls end calls for a peer that ends meanwhile.
+// - LandingProbe confirms WRITEs, which are reported as done too early.
+// - AmbiguousFailure handles other peers' errors, as does `drain_errors` before calls that cannot
+//   be repeated.
+// - Metadata of unreachable or too many peers, which harms NIXL, is refused.
+// Without such a backend every method returns at once. Lives on the agent's thread.
 class LibfabricSafeguards {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // All references outlive it.
-  LibfabricSafeguards(const capi::Functions& nixl, capi::Agent agent, NotificationPoller& poller) : nixl_(nixl), agent_(agent), poller_(poller) {}
+  // The poller must outlive it.
+  LibfabricSafeguards(capi::Agent agent, NotificationPoller& poller) : agent_(agent), poller_(poller) {}
 
-  // Watches the peers that are added from now on: a backend does not report a peer's death.
+  // Watches peers that are added from now on, since a backend does not report deaths.
   void watch_peers() { watch_peers_ = true; }
-  // Confirms that WRITEs have landed: a backend reports them too early. Throws KV_INTERNAL.
-  void probe_writes() { probe_.emplace(nixl_, agent_); }
+  // For a backend that reports WRITEs too early. Throws KV_INTERNAL.
+  void probe_writes() { probe_.emplace(agent_); }
 
-  // Whether a post may have to be repeated, because its error may be another peer's. What is sent
-  // with a post would then be sent twice.
+  // Whether posts may be repeated after another peer's error, which would send their notifications
+  // twice.
   bool may_repeat_posts() const { return probe_.has_value(); }
-  // Prepares a list of a peer's memory, so that a WRITE to it can be confirmed. Throws
-  // KV_LIST_INVALID.
+  // Prepares a list for the confirmation of WRITEs. Throws KV_LIST_INVALID.
   void prepare_probe(PreparedList& remote) const {
     if (probe_) probe_->prepare(remote);
   }
-  // A NIXL request that ends once every WRITE that was posted before it has landed; the caller owns
-  // it. Null when NIXL refuses, and for a list that needs no confirmation: one without a `probe`.
+  // A NIXL request that ends once every earlier WRITE has landed; the caller owns it. Null when
+  // NIXL refuses, or the list has no `probe`.
   capi::Request make_probe(const PreparedList& remote) const { return probe_ ? probe_->make(remote) : nullptr; }
 
-  // Throws KV_AGENT_METADATA_INVALID if a peer's connection data lacks the TCP address that this
-  // agent's LIBFABRIC backend needs: NIXL would keep the peer, and crash at the next metadata under
-  // its name.
+  // Throws KV_AGENT_METADATA_INVALID if LIBFABRIC's TCP address is missing. NIXL would keep the
+  // peer, and crash at its next metadata.
   void require_tcp_address(const std::string& peer, const Connections& connections);
-  // Starts to watch a peer that is being added. Null where no watch is needed: the backend reports
-  // deaths, or the same process is already watched and alive. `same_process`: the agent knows a
-  // peer of this name with the same connection data.
+  // Null where the backend reports deaths, or the same process is watched and alive.
+  // `same_process`: a peer with this name and connection data is known.
   std::unique_ptr<PeerLiveness> start_watch(const std::string& peer, const Connections& connections, bool same_process);
-  // Whether the process of a peer that is being added has answered; always where there is no watch.
-  // Throws KV_AGENT_METADATA_INVALID when nothing answers at its address: NIXL would try to connect
-  // to it for ever.
+  // Whether the peer has answered; true without a watch. Throws KV_AGENT_METADATA_INVALID when
+  // nothing answers: NIXL would try to connect for ever.
   static bool answered(const std::string& peer, PeerLiveness* liveness);
-  // Keeps the watch of a peer that was added; null keeps the present one.
+  // Null keeps the present watch.
   void keep_watch(const std::string& peer, std::unique_ptr<PeerLiveness> liveness);
-  // Ends the watch of a peer that is removed.
   void end_watch(const std::string& peer);
 
-  // Whether loading metadata is worth another attempt: it was refused `attempts` times, and a
-  // peer's recent death explains that.
+  // Whether a peer's recent death explains `attempts` refusals of metadata.
   bool may_retry_load(int attempts);
-  // Counts a peer that NIXL has accepted.
   void count_loaded_peer() { ++loaded_peers_; }
-  // Why NIXL has refused another peer, if its LIBFABRIC plugin has no number left for one.
+  // Why NIXL refused a peer, if its LIBFABRIC plugin has no number left.
   std::optional<Failure> peer_limit_reached(const std::string& peer) const;
 
-  // Whether the peer's process is known to be dead. Checks it, which is cheap, but may block up to
-  // 250 ms when its connection has just ended.
+  // Checks the peer's process. Cheap, but may block up to 250 ms when its connection has just
+  // ended.
   bool is_dead(const std::string& peer);
-  // The watch of a peer, for BoundedCalls; null for one that is not watched.
+  // For BoundedCalls. Null for a peer that is not watched.
   PeerLiveness* watch_of(const std::string& peer) const;
-  // Whether the peer's process was dead at the last check.
+  // Whether it was dead at the last check.
   bool known_dead(const std::string& peer) const;
-  // Whether the peer has been dead for so long that none of its data can still arrive.
+  // Whether none of a dead peer's data can still arrive.
   bool quarantine_over(const std::string& peer) const;
   // Checks every peer without blocking. Returns whether a death was noticed since the last call.
   bool check_peers();
-  // Whether the death of any peer was noticed after that time. Checks every peer.
+  // Checks every peer for a death after that time.
   bool any_death_after(Clock::time_point time);
 
-  // Takes errors of earlier operations out of the backend, so that the next call does not get them.
+  // Otherwise the next call would get errors of earlier operations.
   void drain_errors() {
     if (watch_peers_) poller_.drain_errors();
   }
-  // Whether an error of a call for this peer may be another peer's: the peer is watched and alive.
-  // Drains the errors that are left.
+  // Whether an error may be another peer's: this one is watched and alive. Drains further errors.
   bool error_may_be_anothers(const std::string& peer);
 
  private:
@@ -104,19 +114,63 @@ class LibfabricSafeguards {
   void note_deaths();
   void note_death(const PeerLiveness& liveness);
 
-  const capi::Functions& nixl_;
   capi::Agent agent_;
   NotificationPoller& poller_;
   bool watch_peers_ = false;
   std::optional<LandingProbe> probe_;
   std::unordered_map<std::string, std::unique_ptr<PeerLiveness>> watched_;
   std::optional<Clock::time_point> last_death_;
-  // Deaths that `check_peers` has not reported yet.
+  // A death that `check_peers` has not reported yet.
   bool new_death_ = false;
-  // Peers that NIXL has accepted. A peer that was removed and added again counts twice.
+  // Peers that NIXL has accepted. Adding a peer again counts again.
   int loaded_peers_ = 0;
-  // Whether this agent's own LIBFABRIC backend uses TCP; none until it was determined.
+  // Whether this agent's own LIBFABRIC backend uses TCP.
   std::optional<bool> uses_tcp_;
+};
+
+// A failure that may be another peer's: LIBFABRIC returns errors from the next call, for any peer.
+// If the transfer's peer lives and another died, the transfer restarts, once a one-byte READ shows
+// that nothing is under way. Lives on the agent's thread.
+class AmbiguousFailure {
+ public:
+  enum class Step {
+    wait,     // nothing yet
+    probe,    // post a landing probe
+    restart,  // another peer died
+    fail,     // the failure is the transfer's own
+    release,  // nothing is under way
+  };
+
+  // Both arguments must outlive it. `peer` is the transfer's peer.
+  AmbiguousFailure(LibfabricSafeguards& safeguards, const std::string& peer) : safeguards_(safeguards), peer_(peer) {}
+
+  // Records a failure that may be another peer's, and keeps `request` (may be null). False if it is
+  // the transfer's own. The transfer then posts only probes.
+  bool record(capi::Request request, const Failure& failure);
+  bool pending() const { return failure_.has_value(); }
+  // For a transfer without requests in flight. `outcome_closed`: it must not restart.
+  Step next_step(bool outcome_closed);
+  // Its READ comes after all earlier posts.
+  void probe_posted() { probing_ = true; }
+  // Whether the last posted request is a probe.
+  bool probing() const { return probing_; }
+  // A request in flight has succeeded.
+  void request_succeeded() { probe_succeeded_ = probe_succeeded_ || probing_; }
+  const Failure& failure() const { return *failure_; }
+  // Forgets the failure. Returns the kept requests; none is under way.
+  std::vector<capi::Request> clear();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  LibfabricSafeguards& safeguards_;
+  const std::string& peer_;
+  std::optional<Failure> failure_;
+  std::vector<capi::Request> requests_;
+  Clock::time_point failed_at_;
+  bool probing_ = false;
+  bool probe_succeeded_ = false;
+  int errors_ = 0;
 };
 
 }  // namespace kv::nixl

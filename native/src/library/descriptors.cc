@@ -18,13 +18,14 @@
 #include <vector>
 
 #include "library/failure.h"
-#include "library/replaced_calls.h"
+#include "repairs/repair.h"
+#include "repairs/replaced_calls.h"
 
 namespace kv::nixl {
 
 namespace {
 
-// Descriptors that are open, in ascending order.
+// Ascending.
 std::vector<int> open_descriptors() {
   std::vector<int> open;
   DIR* const folder = opendir("/proc/self/fd");
@@ -39,7 +40,7 @@ std::vector<int> open_descriptors() {
   return open;
 }
 
-// The descriptors that children inherit all the same. Never freed: forks read it without a lock.
+// What children may inherit. Never freed, since forks read it without a lock.
 const std::vector<int>* inherited = nullptr;
 
 void close_on_exec(unsigned first, unsigned last) {
@@ -49,7 +50,7 @@ void close_on_exec(unsigned first, unsigned last) {
 #endif
   constexpr unsigned kCloseOnExec = 4;
   if (syscall(SYS_close_range, first, last, kCloseOnExec) == 0) return;
-  // Linux before 5.11.
+  // Before Linux 5.11.
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
   const auto end = static_cast<unsigned>(std::min<rlim_t>(limit.rlim_cur, 65'536));
@@ -59,8 +60,8 @@ void close_on_exec(unsigned first, unsigned last) {
   }
 }
 
-// Runs in the child of a fork, where only system calls are allowed.
-void on_fork_in_child() {
+// Makes only system calls, since it also runs in a fork's child.
+void close_all_on_exec() {
   unsigned first = STDERR_FILENO + 1;
   for (const int descriptor : *inherited) {
     close_on_exec(first, static_cast<unsigned>(descriptor) - 1);
@@ -69,7 +70,7 @@ void on_fork_in_child() {
   close_on_exec(first, ~0U);
 }
 
-// Never destroyed: UCX's threads may still use it while the process exits.
+// Never destroyed: UCX's threads may use it while the process exits.
 std::mutex& reserve_mutex() {
   static auto* const mutex = new std::mutex;
   return *mutex;
@@ -77,13 +78,15 @@ std::mutex& reserve_mutex() {
 int reserve = -1;
 std::atomic<uint64_t> refused = 0;
 
+int open_socket(int domain, int type, int protocol) { return socket(domain, type | SOCK_CLOEXEC, protocol); }
+int accept_connection(int socket, sockaddr* address, socklen_t* length) { return accept4(socket, address, length, SOCK_CLOEXEC); }
+
 int open_reserve() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
 
 bool lacks_descriptors(int error) { return error == EMFILE || error == ENFILE; }
 
-// The socket is none, or listens no more. All other errors concern one connection or one moment:
-// accept(2) of Linux passes on those that are pending on the connection, a firewall's, and those of
-// a kernel without memory.
+// The socket no longer listens. Linux's accept(2) has other errors for one connection or one
+// moment: pending network errors, a firewall's, or lacking memory.
 bool ends_listener(int error) { return error == EBADF || error == EINVAL || error == ENOTSOCK || error == EFAULT; }
 
 void pause() {
@@ -102,16 +105,20 @@ void keep_descriptors_from_children() {
       if (descriptor > STDERR_FILENO && flags >= 0 && (flags & FD_CLOEXEC) == 0) kept->push_back(descriptor);
     }
     inherited = kept;
-    pthread_atfork(nullptr, nullptr, on_fork_in_child);
+    pthread_atfork(nullptr, nullptr, close_all_on_exec);
   });
+}
+
+void close_descriptors_on_exec() {
+  if (inherited != nullptr) close_all_on_exec();
 }
 
 void require_descriptors(unsigned needed, const char* what) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
   const std::vector<int> open = open_descriptors();
-  // Without /proc, or with none left to read it, the limit is the number of the next descriptor
-  // that the kernel would give.
+  // Without /proc, or a descriptor to read it, the next descriptor shows whether the limit is
+  // reached.
   const int probe = open_reserve();
   if (probe >= 0) close(probe);
   const bool none = probe < 0 && lacks_descriptors(errno);
@@ -124,7 +131,7 @@ void require_descriptors(unsigned needed, const char* what) {
 }
 
 int accept_or_refuse(int socket, sockaddr* address, socklen_t* length) {
-  const int accepted = accept4(socket, address, length, SOCK_CLOEXEC);
+  const int accepted = accept_connection(socket, address, length);
   if (accepted >= 0 || errno == EAGAIN || ends_listener(errno)) return accepted;
   if (lacks_descriptors(errno)) {
     const std::lock_guard lock(reserve_mutex());
@@ -144,9 +151,13 @@ int accept_or_refuse(int socket, sockaddr* address, socklen_t* length) {
 }
 
 void protect_listeners() {
+  for (const char* const library : {"libucs", "libuct", "libfabric"}) replace_calls(library, "socket", reinterpret_cast<void*>(open_socket));
+  replace_calls("libfabric", "accept", reinterpret_cast<void*>(accept_connection));
+  if (!is_loaded("libucs") || !ucx_listener.wanted()) return;
   const std::lock_guard lock(reserve_mutex());
   if (reserve < 0) reserve = open_reserve();
-  replace_calls("libucs", "accept", reinterpret_cast<void*>(accept_or_refuse));
+  if (replace_calls("libucs", "accept", reinterpret_cast<void*>(accept_or_refuse))) ucx_listener.held();
+  else ucx_listener.failed("UCX's call of accept() is not there, or the system does not let it be replaced");
 }
 
 uint64_t take_refused_connections() { return refused.load(std::memory_order_relaxed) == 0 ? 0 : refused.exchange(0); }

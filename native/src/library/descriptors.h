@@ -1,6 +1,6 @@
-// File descriptors of the process, which NIXL's libraries use without looking: UCX closes its
-// listener for good when accept() finds none, and ends the process when it finds none while it is
-// created; and what the libraries open, children of the process would inherit.
+// The process's file descriptors, which NIXL's libraries use carelessly. Without a free one, UCX
+// closes its listener for good or, while it is created, ends the process. Children would inherit
+// the libraries' own.
 #pragma once
 
 #include <sys/socket.h>
@@ -9,22 +9,25 @@
 
 namespace kv::nixl {
 
-// From now on children of the process (fork) inherit none of the descriptors that are opened from
-// now on, unless they are passed on purpose (dup2). Those that the process has itself inherited are
-// left to it. Call it before NIXL is loaded; it does nothing when called again.
+// Notes what the process has inherited. Children made by fork() inherit nothing else, except on
+// purpose (dup2). Call it before NIXL is loaded. Further calls do nothing.
 void keep_descriptors_from_children();
+// Marks all other descriptors as closed on exec, for children made without fork(), such as Deno's.
+// Call it when the libraries may have opened some.
+void close_descriptors_on_exec();
 
-// Throws KV_TRANSPORT_UNAVAILABLE when fewer than `needed` descriptors are free for `what`.
+// Throws KV_TRANSPORT_UNAVAILABLE when fewer than `needed` are free for `what`.
 void require_descriptors(unsigned needed, const char* what);
 
-// Holds a descriptor in reserve, and puts accept_or_refuse in the place of accept() in UCX, which
-// ends its listener for good at any error but EAGAIN. Call it when UCX is loaded.
+// Reserves a descriptor, and replaces UCX's accept() by accept_or_refuse: UCX ends its listener at
+// any error but EAGAIN. New sockets of UCX and libfabric are closed on exec. Call it when UCX is
+// loaded. The repair `ucx_listener` says whether it took hold.
 void protect_listeners();
-// accept() for a listener that must live: an error of one connection or one moment is EAGAIN. A
-// connection for which no descriptor is free is taken with the one in reserve, and closed: untaken
-// it would wake the listener's thread again and again.
+// Turns errors of one connection or one moment into EAGAIN. Without a free descriptor, the reserved
+// one takes the connection and closes it: left waiting, it would wake the listener's thread again
+// and again.
 int accept_or_refuse(int socket, sockaddr* address, socklen_t* length);
-// Connections that were refused so since the last call, by all agents of the process.
+// How many connections of all agents were refused since the last call.
 uint64_t take_refused_connections();
 
 }  // namespace kv::nixl

@@ -24,9 +24,8 @@ bool has_infiniband() {
   return found;
 }
 
-// Whether UCX may use a transport that has these names: UCX warns of variables of a transport that
-// it does not use. `transports` is UCX_TLS: names that are allowed, or after a ^ names that are
-// not.
+// UCX warns of variables of transports that it does not use. `transports` is UCX_TLS: allowed
+// names, or forbidden ones after a ^.
 bool allows(const std::string& transports, std::initializer_list<std::string_view> own) {
   const bool excludes = transports.starts_with('^');
   std::istringstream names(excludes ? transports.substr(1) : transports);
@@ -37,7 +36,7 @@ bool allows(const std::string& transports, std::initializer_list<std::string_vie
   return transports.empty() || named != excludes;
 }
 
-// Whether this process may copy from another one with process_vm_readv, as CMA does.
+// CMA uses this system call.
 bool reads_processes() {
   char from = 1;
   char to = 0;
@@ -46,36 +45,32 @@ bool reads_processes() {
   return process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == 1;
 }
 
-// Never destroyed: agents' threads may still use it while the process exits.
+// Never destroyed: agents' threads may use it while the process exits.
 std::shared_mutex& environment_mutex() {
   static auto* mutex = new std::shared_mutex;
   return *mutex;
 }
 
-// NIXL's defaults, where `transports` is the value of UCX_TLS.
+// NIXL's defaults. `transports` is UCX_TLS.
 Variables defaults(const std::string& transports) {
-  // Bounds UCX's registration cache, which grows without limit otherwise. vLLM sets the same value
-  // before it imports NIXL.
+  // Bounds UCX's registration cache, as vLLM does before it imports NIXL.
   Variables variables{{"UCX_RCACHE_MAX_UNRELEASED", "1024"}};
-  // UCX tests its hooks of memory events by growing and shrinking the heap with sbrk. If another
-  // thread's malloc calls sbrk in between, UCX cuts off a page that is in use, and V8 crashes. The
-  // events only serve caches that memory registered by hand does not need.
+  // UCX tests its memory hooks with sbrk. If another thread's malloc calls sbrk meanwhile, UCX
+  // frees a used page, and V8 crashes. Explicit registrations need no such events.
   variables.emplace_back("UCX_MEM_EVENTS", "n");
-  // UCX copies one piece per turn of its progress by default, so that many processes can be served
-  // in between. A slice takes 1 to 3 ms whatever this is, and with 64 pieces per turn blocks of 4
-  // KiB are copied 1.15 times as fast, of 16 KiB 1.08 times.
+  // By default UCX copies one piece per turn, to serve many processes. A slice takes 1 to 3 ms
+  // anyway. 64 pieces copy blocks of 4 KiB 1.15 times as fast, of 16 KiB 1.08 times.
   if (reads_processes() && allows(transports, {"cma", "sm", "shm"})) variables.emplace_back("UCX_CMA_TX_QUOTA", "64");
-  // UCX reads GPU memory of another process of this host by CUDA IPC only where there are NVLinks.
-  // Its other way is answered by the process that is read, through host memory and TCP, at a
-  // thousandth of the speed; and UCX aborts that process when the reader dies meanwhile (UCX 1.23).
+  // Without NVLink UCX reads another process's GPU memory through host memory and TCP, at a
+  // thousandth of the speed, and aborts that process if the reader dies meanwhile (UCX 1.23). CUDA
+  // IPC avoids this.
   if (access("/dev/nvidia0", F_OK) == 0 && allows(transports, {"cuda", "cuda_ipc"}))
     variables.emplace_back("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on");
-  // UCX takes SIGHUP to write its debug log from then on. The signal is the host program's.
+  // UCX would take SIGHUP, which is the host program's.
   variables.emplace_back("UCX_DEBUG_SIGNO", "0");
-  // UCX logs to stdout by default, which would mix with the program's own output.
+  // UCX's default is stdout, the program's own.
   variables.emplace_back("UCX_LOG_FILE", "stderr");
-  // Without an InfiniBand device UCX's module for it is useless, and the libraries that it loads
-  // crash at exit.
+  // Without an InfiniBand device UCX's module is useless, and its libraries crash at exit.
   if (!has_infiniband()) variables.emplace_back("UCX_MODULES", "^ib");
   return variables;
 }

@@ -18,7 +18,7 @@ namespace kv::nixl {
 
 namespace {
 
-// For all agents' threads together; posting a slice and destroying an agent take 150 ms.
+// For all agents together. Posting a slice and destroying an agent take 150 ms.
 constexpr auto kExitTimeout = std::chrono::milliseconds(2000);
 
 struct RunningThreads {
@@ -27,7 +27,7 @@ struct RunningThreads {
   std::vector<std::shared_ptr<StoppableThread>> threads;
 };
 
-// Never destroyed: it is used after static destructors have begun.
+// Never destroyed, since it is used after static destructors have begun.
 RunningThreads& running() {
   static auto* instance = new RunningThreads;
   return *instance;
@@ -70,15 +70,15 @@ void await_thread_end(const StoppableThread* thread) {
     return std::none_of(all.threads.begin(), all.threads.end(), [&](const auto& entry) { return entry.get() == thread; });
   });
   lock.unlock();
-  // Libraries that this thread has loaded meanwhile have destructors that would run before the
-  // handler, while the thread still uses them.
+  // Otherwise newly loaded libraries' destructors would precede the handler, while the thread uses
+  // them.
   if (!ended) install_exit_handler();
 }
 
 void install_exit_handler() {
 #ifdef __GLIBC__
-  // on_exit, unlike atexit, passes the status. Handlers run in reverse order, so this one runs
-  // before the destructors of libraries that were loaded before this call.
+  // Passes the status, unlike atexit. Handlers run in reverse order, so this one precedes the
+  // destructors of libraries loaded before.
   on_exit(on_process_exit, nullptr);
 #endif
 }

@@ -8,9 +8,8 @@
 
 namespace kv::nixl {
 
-// An error that JavaScript receives: a code from KvError's closed list, a message that names the
-// values, and a hint that says what to do. It is thrown within one thread only. Between threads it
-// is passed by value.
+// An error for JavaScript, with a code of KvError's closed list. Thrown within one thread, and
+// passed between threads by value.
 struct Failure : std::exception {
   std::string code;
   std::string message;
@@ -22,8 +21,7 @@ struct Failure : std::exception {
   const char* what() const noexcept override { return message.c_str(); }
 };
 
-// A NIXL status in words. The C API merges several causes into one status: -2 is a dead peer as
-// well as a refused call.
+// The C API merges causes: -2 is a dead peer as well as a refused call.
 inline const char* describe(capi::Status status) {
   switch (status) {
     case capi::kSuccess: return "success";
@@ -37,10 +35,13 @@ inline const char* describe(capi::Status status) {
   }
 }
 
-// Throws a Failure with `code` when a NIXL call did not succeed. `what` is the beginning of the
-// message.
+// The message begins with `what`.
 inline void check(capi::Status status, const char* code, const std::string& what) {
   if (status != capi::kSuccess) throw Failure(code, what + ": " + describe(status));
+}
+// Without a string for each of a million calls.
+inline void check(capi::Status status, const char* code, const char* what) {
+  if (status != capi::kSuccess) check(status, code, std::string(what));
 }
 
 }  // namespace kv::nixl

@@ -9,9 +9,9 @@
 
 namespace kv::nixl {
 
-// A condition whose timed waits follow the monotonic clock. std::condition_variable follows the
-// clock of the day where glibc is older than 2.30, for which the published addon is built: a clock
-// that is set back by an hour would make a sleep of a millisecond last an hour.
+// Timed waits follow the monotonic clock. Before glibc 2.30 std::condition_variable follows the
+// wall clock: if that is set back by an hour, a sleep lasts an hour longer. The published addon
+// supports glibc 2.28.
 class MonotonicCondition {
  public:
   MonotonicCondition() {
@@ -25,12 +25,10 @@ class MonotonicCondition {
   MonotonicCondition(const MonotonicCondition&) = delete;
   MonotonicCondition& operator=(const MonotonicCondition&) = delete;
 
-  // Wakes one waiting thread.
   void notify_one() { pthread_cond_signal(&condition_); }
-  // Wakes all waiting threads.
   void notify_all() { pthread_cond_broadcast(&condition_); }
 
-  // Waits, with the lock released, until `holds()` or the time is over. Returns whether `holds()`.
+  // Waits with the lock released. Returns `holds()`.
   template <typename Holds>
   bool wait_for(std::unique_lock<std::mutex>& lock, std::chrono::microseconds longest, Holds holds) {
     timespec until{};

@@ -1,5 +1,5 @@
-// The part of NIXL's C API (libnixl_capi.so, 0.10 and later) that this addon calls. It is declared
-// by hand and bound with dlsym, so that the build needs neither NIXL's headers nor its library.
+// What the addon calls of NIXL's C API (libnixl_capi.so, 0.10 and later). Declared by hand and
+// bound with dlsym: a build needs no NIXL.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,6 @@
 
 namespace kv::nixl::capi {
 
-// Opaque objects of the library, used by pointer only.
 struct AgentObject;
 struct ParamsObject;
 struct MemListObject;
@@ -19,8 +18,6 @@ struct PreparedDlistObject;
 struct RegDlistObject;
 struct RequestObject;
 struct NotifMapObject;
-struct ParamIterObject;
-struct QueryRespListObject;
 
 using Agent = AgentObject*;
 using Params = ParamsObject*;
@@ -33,10 +30,8 @@ using PreparedDlist = PreparedDlistObject*;
 using RegDlist = RegDlistObject*;
 using Request = RequestObject*;
 using NotifMap = NotifMapObject*;
-using ParamIter = ParamIterObject*;
-using QueryRespList = QueryRespListObject*;
 
-// The library's C enums, each of the size of an int.
+// The library's C enums have the size of an int.
 using Status = int;
 inline constexpr Status kInProgress = 1;
 inline constexpr Status kSuccess = 0;
@@ -47,16 +42,14 @@ inline constexpr Status kException = -4;
 inline constexpr Status kNoTelemetry = -5;
 inline constexpr Status kNotFound = -6;
 
-// Stands for the agent itself where NIXL expects a peer's name.
+// Names the agent itself where NIXL expects a peer.
 inline constexpr const char* kSelf = "";
 
 enum class MemoryType : int { dram = 0, vram = 1, block = 2, object = 3, file = 4 };
 enum class Operation : int { read = 0, write = 1 };
-// How a backend estimates the cost of a request.
-enum class CostMethod : int { analytical = 0, unknown = 1 };
 enum class ThreadSync : int { none = 0, strict = 1, rw = 2 };
 
-// The library's nixl_capi_agent_config_s, passed by pointer: same fields in the same order.
+// The library's nixl_capi_agent_config_s: same fields in the same order.
 struct AgentConfig {
   bool progress_thread;
   bool listen_thread;
@@ -68,8 +61,7 @@ struct AgentConfig {
   bool capture_telemetry;
 };
 
-// The library's nixl_capi_xfer_telemetry_s: what NIXL measured of one request, in microseconds and
-// bytes.
+// The library's nixl_capi_xfer_telemetry_s: one request, in microseconds and bytes.
 struct XferTelemetry {
   uint64_t start_time_us;
   uint64_t post_duration_us;
@@ -78,7 +70,7 @@ struct XferTelemetry {
   uint64_t desc_count;
 };
 
-// Every function that is used: its name without the prefix nixl_capi_, then its parameters.
+// Names without the prefix nixl_capi_, and parameters.
 #define KV_NIXL_CAPI_FUNCTIONS(FUNCTION)                                                                       \
   FUNCTION(create_configured_agent, const char* name, const AgentConfig* config, Agent* out)                   \
   FUNCTION(destroy_agent, Agent)                                                                               \
@@ -97,10 +89,6 @@ struct XferTelemetry {
   FUNCTION(destroy_mem_list, MemList)                                                                          \
   FUNCTION(destroy_params, Params)                                                                             \
   FUNCTION(params_add, Params, const char* key, const char* value)                                             \
-  FUNCTION(params_is_empty, Params, bool* out)                                                                 \
-  FUNCTION(params_create_iterator, Params, ParamIter* out)                                                     \
-  FUNCTION(params_iterator_next, ParamIter, const char** key, const char** value, bool* more)                  \
-  FUNCTION(params_destroy_iterator, ParamIter)                                                                 \
   FUNCTION(create_backend, Agent, const char* plugin, Params, Backend* out)                                    \
   FUNCTION(destroy_backend, Backend)                                                                           \
   FUNCTION(create_opt_args, OptArgs* out)                                                                      \
@@ -114,12 +102,6 @@ struct XferTelemetry {
            size_t metadata_length)                                                                             \
   FUNCTION(register_mem, Agent, RegDlist, OptArgs)                                                             \
   FUNCTION(deregister_mem, Agent, RegDlist, OptArgs)                                                           \
-  FUNCTION(create_query_resp_list, QueryRespList* out)                                                         \
-  FUNCTION(destroy_query_resp_list, QueryRespList)                                                             \
-  FUNCTION(query_resp_list_size, QueryRespList, size_t* out)                                                   \
-  FUNCTION(query_resp_list_has_value, QueryRespList, size_t index, bool* out)                                  \
-  FUNCTION(query_resp_list_get_params, QueryRespList, size_t index, Params* out)                               \
-  FUNCTION(query_mem, Agent, RegDlist, QueryRespList, OptArgs)                                                 \
   FUNCTION(create_xfer_dlist, MemoryType, XferDlist* out)                                                      \
   FUNCTION(destroy_xfer_dlist, XferDlist)                                                                      \
   FUNCTION(xfer_dlist_add_desc, XferDlist, uintptr_t address, size_t length, uint64_t device)                  \
@@ -129,7 +111,7 @@ struct XferTelemetry {
   FUNCTION(make_xfer_req, Agent, Operation, PreparedDlist local, const int* local_indices, size_t local_count, \
            PreparedDlist remote, const int* remote_indices, size_t remote_count, Request* out, OptArgs)        \
   FUNCTION(create_xfer_req, Agent, Operation, XferDlist local, XferDlist remote, const char* name, Request* out, OptArgs) \
-  FUNCTION(estimate_xfer_cost, Agent, Request, OptArgs, int64_t* duration_us, int64_t* margin_us, CostMethod*) \
+  FUNCTION(query_xfer_backend, Agent, Request, Backend* out)                                                   \
   FUNCTION(get_xfer_telemetry, Agent, Request, XferTelemetry*)                                                 \
   FUNCTION(post_xfer_req, Agent, Request, OptArgs)                                                             \
   FUNCTION(get_xfer_status, Agent, Request)                                                                    \
@@ -144,12 +126,5 @@ struct XferTelemetry {
   FUNCTION(notif_map_get_notifs_size, NotifMap, const char* name, size_t* out)                                 \
   FUNCTION(notif_map_get_notif, NotifMap, const char* name, size_t index, const void** data, size_t* length)   \
   FUNCTION(notif_map_clear, NotifMap)
-
-// The bound library: a pointer per function.
-struct Functions {
-#define KV_NIXL_POINTER(name, ...) Status (*name)(__VA_ARGS__) = nullptr;
-  KV_NIXL_CAPI_FUNCTIONS(KV_NIXL_POINTER)
-#undef KV_NIXL_POINTER
-};
 
 }  // namespace kv::nixl::capi

@@ -1,37 +1,68 @@
+// The process's one libnixl_capi.so, which is never unloaded.
 #pragma once
 
+#include <memory>
 #include <string>
+#include <type_traits>
 
+#include "library/failure.h"
 #include "library/nixl_capi.h"
 
 namespace kv::nixl {
 
-// The process's one libnixl_capi.so. The thread that needs it first loads it; it is never unloaded.
-class NixlLibrary {
- public:
-  // Loads `path` and binds every function that the addon calls. Returns the loaded library when
-  // called again with the same file. Throws KV_LIBRARY_INCOMPATIBLE, also for another file: two
-  // copies of NIXL in one process would share global state.
-  static const NixlLibrary& load(const std::string& path);
+namespace capi {
 
-  // Loads a library that a plugin needs and that the loader would not find by its name. A library
-  // of the same soname that is already loaded serves as well. Throws KV_BACKEND_UNAVAILABLE.
-  static void preload(const std::string& path);
+// `load_nixl` sets these pointers before any agent exists.
+#define KV_NIXL_POINTER(name, ...) inline Status (*name)(__VA_ARGS__) = nullptr;
+KV_NIXL_CAPI_FUNCTIONS(KV_NIXL_POINTER)
+#undef KV_NIXL_POINTER
 
-  // Whether NIXL has been loaded: it does not see environment variables that are set from now on.
-  static bool loaded();
+}  // namespace capi
 
-  // The bound functions of the C API.
-  const capi::Functions& functions() const { return functions_; }
-  // The loader's reason for refusing a backend's plugin, or empty if it loads. For error messages:
-  // NIXL itself gives no reason.
-  std::string plugin_load_error(const std::string& backend) const;
+// Does nothing for the same file. Throws KV_LIBRARY_INCOMPATIBLE, also for another file: two copies
+// of NIXL would share global state.
+void load_nixl(const std::string& path);
+// NIXL then ignores new environment variables.
+bool is_nixl_loaded();
+// For what plugins need and the loader would not find. A loaded library of the same soname serves
+// as well. Throws KV_BACKEND_UNAVAILABLE.
+void preload_library(const std::string& path);
+// The loader's reason, or empty if the plugin loads. NIXL gives no reason.
+std::string plugin_load_error(const std::string& backend);
 
- private:
-  explicit NixlLibrary(std::string path);
-
-  std::string path_;
-  capi::Functions functions_;
+template <auto& kRelease>
+struct Release {
+  void operator()(auto* handle) const { kRelease(handle); }
 };
+// Owns a handle whose release function needs only the handle.
+template <typename T, auto& kRelease>
+using Handle = std::unique_ptr<std::remove_pointer_t<T>, Release<kRelease>>;
+
+using OwnedAgent = Handle<capi::Agent, capi::destroy_agent>;
+using OwnedBackend = Handle<capi::Backend, capi::destroy_backend>;
+using OwnedMemList = Handle<capi::MemList, capi::destroy_mem_list>;
+using OwnedNotifications = Handle<capi::NotifMap, capi::destroy_notif_map>;
+using OwnedOptions = Handle<capi::OptArgs, capi::destroy_opt_args>;
+using OwnedParams = Handle<capi::Params, capi::destroy_params>;
+using OwnedRegList = Handle<capi::RegDlist, capi::destroy_reg_dlist>;
+using OwnedStringList = Handle<capi::StringList, capi::destroy_string_list>;
+using OwnedXferList = Handle<capi::XferDlist, capi::destroy_xfer_dlist>;
+
+struct ReleasePrepared {
+  capi::Agent agent = nullptr;
+  void operator()(capi::PreparedDlist list) const { capi::release_xfer_dlist_handle(agent, list); }
+};
+// Owns a prepared list. Must be released before the agent ends.
+using PreparedHandle = std::unique_ptr<capi::PreparedDlistObject, ReleasePrepared>;
+
+// Owns the handle that `create(arguments…, &handle)` makes. Throws a Failure with `code`, whose
+// message begins with `what`.
+template <typename Owner, typename Create, typename... Arguments>
+Owner make(const char* code, const std::string& what, Create create, Arguments... arguments) {
+  typename Owner::pointer handle = nullptr;
+  const capi::Status status = create(arguments..., &handle);
+  if (status != capi::kSuccess || handle == nullptr) throw Failure(code, what + ": " + describe(status));
+  return Owner(handle);
+}
 
 }  // namespace kv::nixl

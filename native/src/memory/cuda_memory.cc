@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <iterator>
 #include <string>
 #include <type_traits>
 
@@ -11,14 +12,18 @@ namespace kv::nixl {
 
 namespace {
 
-// Values of CUresult in cuda.h of CUDA 11 and newer.
+// From cuda.h of CUDA 11 and newer: CUresult, CUpointer_attribute, CUmemorytype.
 constexpr int kSuccess = 0;
 constexpr int kOutOfMemory = 2;
 constexpr int kInvalidDevice = 101;
+constexpr int kMemoryTypeOf = 2;
+constexpr int kDeviceOrdinalOf = 9;
+constexpr int kRangeStartOf = 11;
+constexpr int kRangeSizeOf = 12;
+constexpr unsigned int kDeviceMemory = 2;
 
 using DevicePointer = unsigned long long;
 
-// The driver's functions that allocate and copy.
 struct Driver {
   int (*init)(unsigned int flags) = nullptr;
   int (*device_get)(int* device, int ordinal) = nullptr;
@@ -34,7 +39,7 @@ struct Driver {
   int (*from_device)(void* to, DevicePointer from, size_t length) = nullptr;
 };
 
-// Loads the driver. It stays loaded: its threads and its memory outlive any of ours.
+// The driver stays loaded: its threads and memory outlive ours.
 Driver load_driver() {
   void* const library = dlopen("libcuda.so.1", RTLD_NODELETE | RTLD_LAZY | RTLD_LOCAL);
   if (library == nullptr) {
@@ -74,7 +79,7 @@ std::string error_text(int status) {
   return "CUDA error " + std::to_string(status);
 }
 
-// The device's context on this thread, until the end of the scope.
+// Makes the device's context current for a scope.
 class CurrentContext {
  public:
   explicit CurrentContext(void* context) : status(driver().push(context)) {}
@@ -106,8 +111,7 @@ std::shared_ptr<CudaMemory> CudaMemory::create(uint64_t length, int ordinal) {
                   what + (absent ? "this process sees " + std::to_string(count) + " GPUs" : error_text(status)),
                   "GPUs count from 0, as CUDA_VISIBLE_DEVICES shows them to this process");
   }
-  // Never released: NIXL and UCX remember the context of memory that was registered, beyond its
-  // end, and CUDA's runtime keeps it as well.
+  // Never released: NIXL, UCX and CUDA's runtime keep using the context.
   void* context = nullptr;
   if (const int status = cuda.retain(&context, device); status != kSuccess) {
     throw Failure("KV_MEMORY_INVALID", what + error_text(status), "nvidia-smi shows which processes use the GPU");
@@ -130,37 +134,84 @@ std::shared_ptr<CudaMemory> CudaMemory::create(uint64_t length, int ordinal) {
 
 CudaMemory::~CudaMemory() {
   const CurrentContext current(context_);
-  if (current.status == kSuccess) driver().free(address_);
+  if (current.status == kSuccess) driver().free(address);
 }
 
-namespace {
-
-void require_copied(int status, const char* what) {
+template <typename Copy, typename Byte>
+void CudaMemory::copy_runs(const std::vector<ByteRun>& runs, Byte* bytes, Copy copy, const char* what) const {
+  const CurrentContext current(context_);
+  int status = current.status;
+  for (const ByteRun& run : runs) {
+    if (status == kSuccess && run.length > 0) status = copy(address + run.offset, bytes, run.length);
+    bytes += run.length;
+  }
+  // The driver may return before the last bytes reach the device, where a NIC may read them.
+  if (status == kSuccess) status = driver().synchronize();
   if (status == kSuccess) return;
   throw Failure("KV_MEMORY_INVALID", std::string(what) + " failed: " + error_text(status),
                 "an error of another kernel or copy of this process may be reported here; nvidia-smi and dmesg show errors of the GPU");
 }
 
-}  // namespace
-
-void CudaMemory::to_device(const std::vector<Piece>& pieces) const {
-  const CurrentContext current(context_);
-  int status = current.status;
-  for (const auto& [offset, length, bytes] : pieces) {
-    if (status == kSuccess && length > 0) status = driver().to_device(address_ + offset, bytes, length);
-  }
-  // The driver may return from a copy before its last bytes have reached the device.
-  if (status == kSuccess) status = driver().synchronize();
-  require_copied(status, "the copy to the GPU");
+void CudaMemory::gather(const std::vector<ByteRun>& runs, std::byte* bytes) const {
+  const auto copy = [](DevicePointer from, void* to, size_t length) { return driver().from_device(to, from, length); };
+  copy_runs(runs, bytes, copy, "the copy from the GPU");
 }
 
-void CudaMemory::from_device(const std::vector<Piece>& pieces) const {
-  const CurrentContext current(context_);
-  int status = current.status;
-  for (const auto& [offset, length, bytes] : pieces) {
-    if (status == kSuccess && length > 0) status = driver().from_device(bytes, address_ + offset, length);
+void CudaMemory::scatter(const std::vector<ByteRun>& runs, const std::byte* bytes) const {
+  copy_runs(runs, bytes, driver().to_device, "the copy to the GPU");
+}
+
+namespace {
+
+// The mapped piece around an address.
+struct Piece {
+  unsigned int memory_type = 0;
+  int device = -1;
+  DevicePointer start = 0;
+  size_t length = 0;
+};
+
+using PointerGetAttributes = int (*)(unsigned int count, int* attributes, void** values, DevicePointer pointer);
+
+int query(PointerGetAttributes get_attributes, uint64_t address, Piece& piece) {
+  int attributes[] = {kMemoryTypeOf, kDeviceOrdinalOf, kRangeStartOf, kRangeSizeOf};
+  void* values[] = {&piece.memory_type, &piece.device, &piece.start, &piece.length};
+  return get_attributes(static_cast<unsigned int>(std::size(attributes)), attributes, values, address);
+}
+
+}  // namespace
+
+void require_device_memory(uint64_t address, uint64_t length, uint64_t device) {
+  const auto fail = [&](const std::string& why, const std::string& hint) {
+    throw Failure("KV_MEMORY_INVALID",
+                  std::to_string(length) + " bytes at " + std::to_string(address) + " are not memory of CUDA device " +
+                      std::to_string(device) + ": " + why,
+                  hint);
+  };
+  void* const loaded = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_NODELETE | RTLD_LAZY);
+  const auto get_attributes = loaded == nullptr ? nullptr : reinterpret_cast<PointerGetAttributes>(dlsym(loaded, "cuPointerGetAttributes"));
+  if (get_attributes == nullptr) {
+    fail("no CUDA driver (libcuda.so.1) is loaded in this process",
+         "the address must come from CUDA in this process; register memory of another runtime with check: \"none\", and allocate host memory "
+         "with the transport's allocate()");
   }
-  require_copied(status, "the copy from the GPU");
+  // Memory that grows consists of separately mapped pieces.
+  for (uint64_t at = address; at - address < length;) {
+    Piece piece;
+    const int status = query(get_attributes, at, piece);
+    if (status != kSuccess) {
+      fail("the driver answered with CUDA error " + std::to_string(status), "call cuInit before the memory is registered");
+    }
+    if (piece.memory_type != kDeviceMemory || piece.start > at || piece.start + piece.length <= at) {
+      const std::string from = at == address ? "the address" : "the memory after byte " + std::to_string(at - address);
+      fail(from + " is not device memory, says the driver", "pass the address and length of an allocation that has not been freed");
+    }
+    if (piece.device < 0 || static_cast<uint64_t>(piece.device) != device) {
+      fail("it is memory of device " + std::to_string(piece.device),
+           "number devices as this process sees them, from 0 on; CUDA_VISIBLE_DEVICES applies");
+    }
+    at = piece.start + piece.length;
+  }
 }
 
 }  // namespace kv::nixl

@@ -1,46 +1,31 @@
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <vector>
+#include "memory/allocated_memory.h"
 
 namespace kv::nixl {
 
-// Zeroed memory of a CUDA device.
-class CudaMemory {
+// Zeroed memory of a CUDA device. Copies preserve the calling thread's CUDA context.
+class CudaMemory : public AllocatedMemory {
  public:
-  // Loads the driver on first use, and allocates in the device's primary context, as CUDA's runtime
-  // does. Throws KV_TRANSPORT_UNSUPPORTED without a driver or device, and KV_MEMORY_INVALID where
-  // the driver refuses.
+  // Allocates in the device's primary context, as CUDA's runtime does. Throws
+  // KV_TRANSPORT_UNSUPPORTED without a driver or device, and KV_MEMORY_INVALID where the driver
+  // refuses.
   static std::shared_ptr<CudaMemory> create(uint64_t length, int device);
-  ~CudaMemory();
-  CudaMemory(const CudaMemory&) = delete;
-  CudaMemory& operator=(const CudaMemory&) = delete;
+  ~CudaMemory() override;
 
-  // The first byte, as the device addresses it.
-  uint64_t address() const { return address_; }
-  // Bytes.
-  uint64_t length() const { return length_; }
-
-  // A piece of the memory, and where its bytes are in this process.
-  struct Piece {
-    uint64_t offset;
-    uint64_t length;
-    std::byte* bytes;
-  };
-  // Copies pieces to the device, or from it, in order. The bytes are in place when the call
-  // returns, also for a NIC that reads the device's memory. The CUDA context of the calling thread
-  // is the same afterwards. Throws KV_MEMORY_INVALID with the driver's error.
-  void to_device(const std::vector<Piece>& pieces) const;
-  void from_device(const std::vector<Piece>& pieces) const;
+  void gather(const std::vector<ByteRun>& runs, std::byte* bytes) const override;
+  void scatter(const std::vector<ByteRun>& runs, const std::byte* bytes) const override;
 
  private:
-  CudaMemory(uint64_t address, uint64_t length, void* context) : address_(address), length_(length), context_(context) {}
+  CudaMemory(uint64_t address, uint64_t length, void* context) : AllocatedMemory(address, length), context_(context) {}
+  template <typename Copy, typename Byte>
+  void copy_runs(const std::vector<ByteRun>& runs, Byte* bytes, Copy copy, const char* what) const;
 
-  uint64_t address_;
-  uint64_t length_;
   void* context_;
 };
+
+// Throws KV_MEMORY_INVALID unless the driver knows all of it as memory of that device. Also without
+// a loaded driver: a CUDA pointer is valid only in the process that allocated it.
+void require_device_memory(uint64_t address, uint64_t length, uint64_t device);
 
 }  // namespace kv::nixl

@@ -11,7 +11,7 @@ namespace kv::nixl {
 namespace {
 
 constexpr uint64_t kMaxDescriptors = 1ull << 26;
-// Rows between two checks whether the environment is ending.
+// Rows between two checks for the environment's end.
 constexpr size_t kRowsPerStopCheck = 1u << 16;
 
 Failure invalid(size_t row, const std::string& what) {
@@ -23,8 +23,7 @@ Failure invalid(size_t row, const std::string& what) {
 }
 
 inline uint64_t integer(double value, size_t row, const char* name) {
-  // The comparison also refuses NaN. Conversions go through the signed type, which takes the
-  // processor one instruction.
+  // The comparison also refuses NaN. Conversion through the signed type takes one instruction.
   if (!(value >= 0 && value < kExact) || value != static_cast<double>(static_cast<int64_t>(value))) {
     throw not_an_integer(value, row, name);
   }
@@ -54,8 +53,7 @@ std::vector<Row> read_rows(const DescriptorTable& table, bool zero_address_allow
     if (row.count > kMaxDescriptors || (descriptors += row.count) > kMaxDescriptors) {
       throw invalid(index, "more than " + std::to_string(kMaxDescriptors) + " descriptors in one list");
     }
-    // In doubles, since the sum may overflow an integer; a rounding error near 2^53 does not
-    // matter.
+    // In doubles, since integers may overflow. Rounding near 2^53 does not matter.
     if (number[0] + (number[4] - 1) * number[3] + number[1] >= kExact) throw invalid(index, "it ends beyond 2^53");
     rows.push_back(row);
   }
@@ -75,7 +73,7 @@ DescriptorLayout::DescriptorLayout(std::vector<Row> rows) : rows_(std::move(rows
 
 void DescriptorLayout::Cursor::find_row(uint32_t index) {
   const auto& starts = layout_->starts_;
-  // Most lists are read in order, so the next row is tried first.
+  // Most lists are read in order, so try the next row first.
   if (row_ + 2 < starts.size() && index >= starts[row_ + 1] && index < starts[row_ + 2]) {
     ++row_;
     return;
@@ -83,28 +81,21 @@ void DescriptorLayout::Cursor::find_row(uint32_t index) {
   row_ = static_cast<size_t>(std::upper_bound(starts.begin(), starts.end(), index) - starts.begin()) - 1;
 }
 
-namespace {
-
-void add_descriptor(const capi::Functions& nixl, capi::XferDlist list, uint64_t address, uint64_t length, uint64_t device) {
-  const capi::Status status = nixl.xfer_dlist_add_desc(list, address, length, device);
-  if (status != capi::kSuccess) {
-    throw Failure("KV_LIST_INVALID", std::string("NIXL refused a descriptor: ") + describe(status));
-  }
+void add_descriptor(capi::XferDlist list, uint64_t address, uint64_t length, uint64_t device) {
+  check(capi::xfer_dlist_add_desc(list, address, length, device), "KV_LIST_INVALID", "NIXL refused a descriptor");
 }
 
-}  // namespace
-
-void add_each_descriptor(const capi::Functions& nixl, capi::XferDlist list, const std::vector<Row>& rows) {
+void add_each_descriptor(capi::XferDlist list, const std::vector<Row>& rows) {
   for (const Row& row : rows) {
     uint64_t address = row.address;
     for (uint64_t index = 0; index < row.count; ++index, address += row.stride) {
-      add_descriptor(nixl, list, address, row.length, row.device);
+      add_descriptor(list, address, row.length, row.device);
     }
   }
 }
 
-void add_row_spans(const capi::Functions& nixl, capi::XferDlist list, const std::vector<Row>& rows) {
-  for (const Row& row : rows) add_descriptor(nixl, list, row.address, row.span(), row.device);
+void add_row_spans(capi::XferDlist list, const std::vector<Row>& rows) {
+  for (const Row& row : rows) add_descriptor(list, row.address, row.span(), row.device);
 }
 
 }  // namespace kv::nixl

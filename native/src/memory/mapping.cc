@@ -23,7 +23,7 @@ namespace kv::nixl {
 
 namespace {
 
-// Pages of this size make a copy by another process faster: it looks up each page that it copies.
+// A copy by another process looks up each page, so huge ones are faster.
 constexpr size_t kHugePage = 2u << 20;
 
 void* map(size_t length, int flags) {
@@ -32,20 +32,17 @@ void* map(size_t length, int flags) {
   throw Failure("KV_MEMORY_INVALID", "cannot map " + std::to_string(length) + " bytes: " + strerror(errno));
 }
 
-// Memory is touched in parts of this size.
 constexpr size_t kTouchedAtOnce = 64u << 20;
-// To find huge pages takes long where memory is fragmented. Once it has cost this much more time
-// than to zero them, small pages will do.
+// Fragmented memory makes huge pages slow to find. After this much more time than zeroing takes,
+// small pages will do.
 constexpr auto kMostSearching = std::chrono::seconds(5);
 constexpr auto kZeroing = std::chrono::milliseconds(100);
 
-// Maps memory that begins at a huge page.
 void* map_at_huge_page(size_t length) {
   auto* first = static_cast<std::byte*>(map(length + kHugePage, 0));
   const size_t before = -reinterpret_cast<uintptr_t>(first) % kHugePage;
   if (before > 0) munmap(first, before);
   std::byte* address = first + before;
-  // What is left over at the end begins at a page.
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   const size_t used = (length + page - 1) / page * page;
   munmap(address + used, kHugePage - before);
@@ -62,7 +59,7 @@ std::shared_ptr<Mapping> Mapping::create(size_t length, bool populate) {
   }
   std::shared_ptr<Mapping> mapping(new Mapping(length < kHugePage ? map(length, 0) : map_at_huge_page(length), length));
   try {
-    // The thread holds the mapping, so it is not unmapped before the thread ends.
+    // The thread keeps the mapping until it ends. Nothing in it throws.
     std::thread([mapping] {
       mapping->touch();
       mapping->mark_touched();
@@ -74,7 +71,21 @@ std::shared_ptr<Mapping> Mapping::create(size_t length, bool populate) {
   return mapping;
 }
 
-Mapping::~Mapping() { munmap(address_, length_); }
+Mapping::~Mapping() { munmap(data(), length); }
+
+void Mapping::gather(const std::vector<ByteRun>& runs, std::byte* bytes) const {
+  for (const ByteRun& run : runs) {
+    if (run.length > 0) memcpy(bytes, data() + run.offset, run.length);
+    bytes += run.length;
+  }
+}
+
+void Mapping::scatter(const std::vector<ByteRun>& runs, const std::byte* bytes) const {
+  for (const ByteRun& run : runs) {
+    if (run.length > 0) memcpy(data() + run.offset, bytes, run.length);
+    bytes += run.length;
+  }
+}
 
 void Mapping::when_touched(std::function<void()> ready) {
   {
@@ -97,27 +108,27 @@ void Mapping::mark_touched() {
   for (const auto& ready : waiting) ready();
 }
 
-void Mapping::release_pages() const { madvise(address_, length_, MADV_DONTNEED); }
+void Mapping::release_pages() const { madvise(data(), length, MADV_DONTNEED); }
 
 void Mapping::touch() const {
   using Clock = std::chrono::steady_clock;
   Clock::duration searching{};
-  for (size_t offset = 0; offset < length_; offset += kTouchedAtOnce) {
-    const size_t length = std::min(kTouchedAtOnce, length_ - offset);
-    // The kernel gives small pages where it has no others, or must not give huge ones.
-    if (length_ >= kHugePage && searching < kMostSearching) madvise(data() + offset, length, MADV_HUGEPAGE);
+  for (size_t offset = 0; offset < length; offset += kTouchedAtOnce) {
+    const size_t count = std::min(kTouchedAtOnce, length - offset);
+    // Without huge pages, the kernel gives small ones.
+    if (length >= kHugePage && searching < kMostSearching) madvise(data() + offset, count, MADV_HUGEPAGE);
     const auto start = Clock::now();
-    touch(offset, length);
+    touch(offset, count);
     searching += std::max(Clock::now() - start - kZeroing, Clock::duration::zero());
   }
 }
 
-void Mapping::touch(size_t offset, size_t length) const {
-  if (madvise(data() + offset, length, MADV_POPULATE_WRITE) == 0) return;
-  // Kernels before 5.14: an atomic operation that changes nothing, since JavaScript may already
-  // write to the memory.
+void Mapping::touch(size_t offset, size_t count) const {
+  if (madvise(data() + offset, count, MADV_POPULATE_WRITE) == 0) return;
+  // Kernels before 5.14: an atomic operation without effect, since JavaScript may already write
+  // here.
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  for (const size_t end = offset + length; offset < end; offset += page) {
+  for (const size_t end = offset + count; offset < end; offset += page) {
     __atomic_fetch_or(reinterpret_cast<unsigned char*>(data()) + offset, 0, __ATOMIC_RELAXED);
   }
 }

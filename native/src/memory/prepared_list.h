@@ -6,84 +6,47 @@
 #include <utility>
 #include <vector>
 
-#include "library/nixl_capi.h"
 #include "memory/descriptor_layout.h"
 
 namespace kv::nixl {
 
 struct RegisteredMemory;
 
-// Owns one prepared descriptor list of NIXL. Used on the agent's thread only, and reset before the
-// agent ends.
-class PreparedHandle {
- public:
-  PreparedHandle() = default;
-  // Takes ownership of `value`; null is allowed.
-  PreparedHandle(const capi::Functions& nixl, capi::Agent agent, capi::PreparedDlist value) : nixl_(&nixl), agent_(agent), value_(value) {}
-  PreparedHandle(PreparedHandle&& other) noexcept
-      : nixl_(other.nixl_), agent_(other.agent_), value_(std::exchange(other.value_, nullptr)) {}
-  PreparedHandle& operator=(PreparedHandle&& other) noexcept {
-    std::swap(nixl_, other.nixl_);
-    std::swap(agent_, other.agent_);
-    std::swap(value_, other.value_);
-    return *this;
-  }
-  ~PreparedHandle() { reset(); }
-
-  // Releases the list.
-  void reset() {
-    if (value_ != nullptr) nixl_->release_xfer_dlist_handle(agent_, std::exchange(value_, nullptr));
-  }
-  // The handle, still owned by this object; null if there is none.
-  capi::PreparedDlist get() const { return value_; }
-  // Whether there is a handle.
-  explicit operator bool() const { return value_ != nullptr; }
-
- private:
-  const capi::Functions* nixl_ = nullptr;
-  capi::Agent agent_ = nullptr;
-  capi::PreparedDlist value_ = nullptr;
+// What JavaScript may close while transfers use it.
+struct Closable {
+  uint32_t users = 0;
+  // The close that waits for those transfers.
+  std::optional<uint64_t> close_ticket;
 };
 
-// A prepared list of descriptors. Its layout is read on both threads; the rest belongs to the
-// agent's thread.
-struct PreparedList {
-  // A list that NIXL does not know yet.
+// Both threads read the layout; the rest is the agent's thread's.
+struct PreparedList : Closable {
   PreparedList(std::optional<std::string> remote, capi::MemoryType type, DescriptorLayout layout)
       : remote(std::move(remote)), type(type), layout(std::move(layout)) {}
 
-  // The name that NIXL needs for a remote list: of the peer, or of the agent itself. None for a
-  // local list.
+  // A peer's name, or the agent's own. None for a local list.
   const std::optional<std::string> remote;
   const capi::MemoryType type;
   const DescriptorLayout layout;
-  // Whether a WRITE to it is possible: an object is only written whole. Set before JavaScript
-  // learns of the list.
+  // False for parts of objects, which are only written whole. Set before JavaScript learns of the
+  // list.
   bool writable = true;
-  // Whether it describes the memory of another agent. A list under the agent's own name describes
-  // its own memory, or storage.
+  // False for lists under the agent's own name.
   bool of_peer = false;
 
   // From here on for the agent's thread only.
 
-  // Whether neighbours in a row may be merged into one descriptor: each row lies in one
-  // registration.
+  // Whether each row lies in one registration, so that its descriptors may merge.
   bool mergeable = true;
-  // Keeps a peer's memory known to NIXL for the life of the list: a descriptor per row if
-  // mergeable, else one per index.
+  // Keeps a peer's memory known to NIXL: one descriptor per row if mergeable, else per index.
   PreparedHandle spans;
-  // A descriptor per index, for requests by index. Made when the first such request needs it.
+  // A descriptor per index, made for the first request by index.
   PreparedHandle indexed;
-  // The first byte of a peer's memory, for backends that report a WRITE as done before it has
-  // landed. See LandingProbe.
+  // The first byte of a peer's memory, for LandingProbe.
   PreparedHandle probe;
-  // The registrations that hold its rows, where it describes the agent's own memory or storage.
+  // The registrations of its rows, unless they are a peer's.
   std::vector<RegisteredMemory*> memories;
-  // Transfers that use it.
-  uint32_t transfers = 0;
-  // The ticket of a close that waits for those transfers.
-  std::optional<uint64_t> close_ticket;
-  // NIXL dropped the peer's memory while the list existed: its handles may only be released.
+  // The peer's memory is gone, or NIXL dropped it: only a release is allowed.
   bool dropped = false;
 };
 

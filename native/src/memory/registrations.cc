@@ -1,10 +1,11 @@
 #include "memory/registrations.h"
 
-#include <algorithm>
-#include <utility>
+#include <inttypes.h>
+#include <stdio.h>
 
-#include "memory/cuda_driver.h"
-#include "memory/process_memory.h"
+#include <algorithm>
+
+#include "memory/cuda_memory.h"
 
 namespace kv::nixl {
 
@@ -16,19 +17,17 @@ std::string describe(const MemoryRange& range) {
          (range.type == capi::MemoryType::dram ? "" : " of device " + std::to_string(range.device));
 }
 
-Handle<capi::RegDlist> make_registration_list(const capi::Functions& nixl, capi::MemoryType type) {
-  return Handle<capi::RegDlist>::make("KV_MEMORY_INVALID", "NIXL could not create a registration list", nixl.destroy_reg_dlist,
-                                      nixl.create_reg_dlist, type);
+OwnedRegList make_registration_list(capi::MemoryType type) {
+  return make<OwnedRegList>("KV_MEMORY_INVALID", "NIXL could not create a registration list", capi::create_reg_dlist, type);
 }
 
-capi::Status add_range(const capi::Functions& nixl, capi::RegDlist list, const MemoryRange& range) {
-  return nixl.reg_dlist_add_desc(list, range.address, range.length, range.device, range.key.empty() ? nullptr : range.key.data(),
-                                 range.key.size());
+capi::Status add_range(const OwnedRegList& list, const MemoryRange& range) {
+  return capi::reg_dlist_add_desc(list.get(), range.address, range.length, range.device, range.key.empty() ? nullptr : range.key.data(),
+                                  range.key.size());
 }
 
 namespace {
 
-// The hint when no backend registers this type of memory.
 const char* missing_backend_hint(capi::MemoryType type) {
   if (type == capi::MemoryType::file) return "create the agent with a storage backend for files, such as POSIX";
   if (type == capi::MemoryType::object) return "create the agent with a storage backend for objects, such as OBJ";
@@ -37,60 +36,70 @@ const char* missing_backend_hint(capi::MemoryType type) {
          "blocks are staged through host memory";
 }
 
-// The hint when a backend registers this type of memory, but refused.
 const char* refusal_hint(capi::MemoryType type) {
   if (type != capi::MemoryType::vram) return "NIXL's own log on stderr says why";
   return "UCX reaches device memory if its CUDA module loads and UCX_TLS does not exclude it (all, or cuda_copy and cuda_ipc among the "
          "others); NIXL's own log on stderr says more";
 }
 
+// Throws KV_MEMORY_INVALID unless this process can read and write all of it. NIXL registers any
+// address, and UCX fails or ends the process when it copies.
+void require_process_memory(uint64_t address, uint64_t length) {
+  const std::unique_ptr<FILE, int (*)(FILE*)> maps(fopen("/proc/self/maps", "re"), fclose);
+  if (!maps) throw Failure("KV_MEMORY_INVALID", "the address cannot be checked: /proc/self/maps cannot be read", "mount /proc in this container");
+  // Everything up to here can be read and written.
+  uint64_t checked = address;
+  const uint64_t end = address + length;
+  char line[4096];
+  while (checked < end && fgets(line, sizeof(line), maps.get()) != nullptr) {
+    uint64_t first = 0;
+    uint64_t last = 0;
+    char rights[5] = {};
+    if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s", &first, &last, rights) != 3) continue;
+    if (first <= checked && checked < last && rights[0] == 'r' && rights[1] == 'w') checked = last;
+  }
+  if (checked >= end) return;
+  throw Failure("KV_MEMORY_INVALID",
+                std::to_string(length) + " bytes at " + std::to_string(address) + " are not memory of this process from " +
+                    std::to_string(checked) + " on: nothing is mapped there, or it cannot be read and written",
+                "pass the address and the length of one allocation that is still alive");
+}
+
 }  // namespace
 
 Registrations::~Registrations() { counters_.registrations = 0; }
 
-void Registrations::add_allocated(uint64_t id, std::shared_ptr<Pin> pin, const std::vector<std::string>& backends) {
-  const Mapping& mapping = *pin->mapping();
-  const MemoryRange range{.type = capi::MemoryType::dram, .address = mapping.address(), .length = mapping.length(), .device = 0};
-  add(id, range, std::move(pin), backends);
-}
-
-void Registrations::add_external(uint64_t id, const MemoryRange& range, bool ask_cuda, std::shared_ptr<const void> kept,
-                                 const std::vector<std::string>& backends) {
-  if (!backends_.memory_types().supports(range.type)) {
+void Registrations::add(uint64_t id, MemoryToRegister wanted) {
+  const MemoryRange& range = wanted.range;
+  if (backends_.supporting(range.type).empty()) {
     throw Failure("KV_MEMORY_INVALID",
                   "no backend of this agent registers " + std::string(name_of(range.type)) + ", which is needed for " + describe(range) + " (" +
-                      backends_.memory_types().to_string() + ")",
+                      backends_.memory_types() + ")",
                   missing_backend_hint(range.type));
   }
-  if (ask_cuda) require_device_memory(range.address, range.length, range.device);
-  if (range.type == capi::MemoryType::dram) require_process_memory(range.address, range.length);
-  add(id, range, std::move(kept), backends);
-}
-
-void Registrations::add(uint64_t id, const MemoryRange& range, std::shared_ptr<const void> kept, const std::vector<std::string>& backends) {
-  RegisteredMemory* memory = find_same(range, backends);
+  if (wanted.ask_cuda) require_device_memory(range.address, range.length, range.device);
+  if (range.type == capi::MemoryType::dram && wanted.pin == nullptr) require_process_memory(range.address, range.length);
+  RegisteredMemory* memory = find_same(range, wanted.backends);
   if (memory == nullptr) {
-    NixlRegistration registration(nixl_, agent_, range, options_for(range.type, backends), !backends.empty(), [&](capi::Status status) {
+    NixlRegistration registration(agent_, range, options_for(range.type, wanted.backends), !wanted.backends.empty(), [&](capi::Status status) {
       return Failure("KV_MEMORY_INVALID",
-                     "NIXL could not register " + describe(range) + " as " + name_of(range.type) + ": " + describe(status) +
-                         " (backends: " + backends_.memory_types().to_string() + ")",
+                     "NIXL could not register " + describe(range) + " as " + name_of(range.type) + ": " + nixl::describe(status) +
+                         " (backends: " + backends_.memory_types() + ")",
                      refusal_hint(range.type));
     });
-    memory = &memories_.emplace_back(RegisteredMemory{range, backends, std::move(kept), std::move(registration)});
-  } else if (memory->kept == nullptr) {
-    // The same bytes were registered as memory of the caller, and are the addon's own.
-    memory->kept = std::move(kept);
+    memory = &memories_.emplace_back(RegisteredMemory{range, wanted.backends, wanted.pin, std::move(registration)});
+  } else if (memory->pin == nullptr) {
+    // The caller registered the addon's memory as its own.
+    memory->pin = wanted.pin;
   }
-  ++memory->registrations;
   by_id_.emplace(id, memory);
+  ++memory->registrations;
   counters_.registrations = by_id_.size();
 }
 
-std::vector<Handle<capi::OptArgs>> Registrations::options_for(capi::MemoryType type, const std::vector<std::string>& chosen) const {
-  std::vector<Handle<capi::OptArgs>> options;
-  for (const std::string& name : chosen.empty() ? backends_.memory_types().supporting(type) : chosen) options.push_back(backends_.options_for({name}));
-  // Without any backend NIXL says why not.
-  if (options.empty()) options.emplace_back();
+std::vector<OwnedOptions> Registrations::options_for(capi::MemoryType type, const std::vector<std::string>& chosen) const {
+  std::vector<OwnedOptions> options;
+  for (const std::string& name : chosen.empty() ? backends_.supporting(type) : chosen) options.push_back(backends_.options_for(name));
   return options;
 }
 
@@ -137,7 +146,7 @@ void Registrations::remove(uint64_t id) {
 std::vector<RegisteredMemory*> Registrations::holding(capi::MemoryType type, const std::vector<Row>& rows) {
   std::vector<RegisteredMemory*> memories;
   for (size_t index = 0; index < rows.size(); ++index) {
-    // There may be a million rows, and those in the same memory usually follow one another.
+    // There may be a million rows, and neighbours usually share a memory.
     if (!memories.empty() && memories.back()->range.holds(rows[index])) continue;
     memories.push_back(find_holder(type, rows[index]));
     if (memories.back() == nullptr) throw_not_registered(type, rows[index], index);

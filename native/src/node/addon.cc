@@ -1,49 +1,53 @@
-// The addon's exports; see NativeAddon in native.ts of @kv/nixl, the only package that uses them.
+// The addon's exports, for @kv/nixl only. See NativeAddon in its native.ts.
 #include <napi.h>
 
 #include "node/agent_object.h"
-#include "node/device_memory_object.h"
 #include "library/descriptors.h"
 #include "library/environment.h"
 #include "library/exit_guard.h"
 #include "library/nixl_library.h"
+#include "repairs/repair.h"
 #include "node/js_values.h"
 #include "node/memory_object.h"
 
 namespace {
 
-// `prepareEnvironment(variables: [name, value][]): [name, value][] | undefined`: returns the
-// defaults that it set; undefined if it must wait.
+// `prepareEnvironment(variables: [name, value][]): [name, value][] | undefined`: the defaults that
+// it set; undefined if it must wait.
 Napi::Value prepare(const Napi::CallbackInfo& info) {
   kv::nixl::Variables variables;
-  const auto wanted = info[0].As<Napi::Array>();
-  for (uint32_t index = 0; index < wanted.Length(); ++index) {
-    const auto pair = wanted.Get(index).As<Napi::Array>();
-    variables.emplace_back(pair.Get(0u).ToString().Utf8Value(), pair.Get(1u).ToString().Utf8Value());
-  }
+  kv::nixl::read(info[0], variables);
   const auto set = kv::nixl::prepare_environment(variables);
   if (!set) return info.Env().Undefined();
   const auto answer = Napi::Array::New(info.Env(), set->size());
   for (uint32_t index = 0; index < set->size(); ++index) {
-    const auto pair = Napi::Array::New(info.Env(), 2);
-    pair.Set(0u, set->at(index).first);
-    pair.Set(1u, set->at(index).second);
-    answer.Set(index, pair);
+    const auto& [name, value] = set->at(index);
+    answer.Set(index, kv::nixl::array_of(info.Env(), name, value));
   }
   return answer;
 }
 
-// `stopAll()`: for the exit of the process. Blocks until all agents' threads have ended, for two
-// seconds at most.
-Napi::Value stop_all(const Napi::CallbackInfo& info) { return Napi::Boolean::New(info.Env(), kv::nixl::stop_all_threads()); }
-
-// `isLoaded()`: whether NIXL has been loaded, so that it no longer sees variables that are set.
-Napi::Value is_loaded(const Napi::CallbackInfo& info) {
-  return Napi::Boolean::New(info.Env(), kv::nixl::NixlLibrary::loaded());
+// `repairs(): [name, state, why][]`
+Napi::Value repairs(const Napi::CallbackInfo& info) {
+  constexpr const char* kStates[] = {"waiting", "holds", "off", "failed"};
+  const auto answer = Napi::Array::New(info.Env());
+  for (const kv::nixl::Repair* const repair : kv::nixl::all_repairs()) {
+    const char* const state = kStates[static_cast<size_t>(repair->state())];
+    answer.Set(answer.Length(), kv::nixl::array_of(info.Env(), repair->name, state, repair->why()));
+  }
+  return answer;
 }
 
-// `addressOf(bytes: Uint8Array): number`: where the bytes are, also those of a SharedArrayBuffer. A
-// buffer that is not shared may move.
+// `stopAll()`: waits up to 2 s for all agents' threads.
+Napi::Value stop_all(const Napi::CallbackInfo& info) { return Napi::Boolean::New(info.Env(), kv::nixl::stop_all_threads()); }
+
+// `isLoaded()`: whether NIXL no longer sees new variables.
+Napi::Value is_loaded(const Napi::CallbackInfo& info) {
+  return Napi::Boolean::New(info.Env(), kv::nixl::is_nixl_loaded());
+}
+
+// `addressOf(bytes: Uint8Array): number`, also for a SharedArrayBuffer. An unshared buffer may
+// move.
 Napi::Value address_of(const Napi::CallbackInfo& info) {
   void* data = nullptr;
   napi_get_typedarray_info(info.Env(), info[0], nullptr, nullptr, &data, nullptr, nullptr);
@@ -62,10 +66,10 @@ Napi::Value require_free(const Napi::CallbackInfo& info) {
 Napi::Object initialize(Napi::Env env, Napi::Object exports) {
   exports.Set("Agent", kv::nixl::AgentObject::define(env));
   exports.Set("Memory", kv::nixl::MemoryObject::define(env));
-  exports.Set("DeviceMemory", kv::nixl::DeviceMemoryObject::define(env));
   exports.Set("prepareEnvironment", Napi::Function::New(env, prepare, "prepareEnvironment"));
   exports.Set("addressOf", Napi::Function::New(env, address_of, "addressOf"));
   exports.Set("isLoaded", Napi::Function::New(env, is_loaded, "isLoaded"));
+  exports.Set("repairs", Napi::Function::New(env, repairs, "repairs"));
   exports.Set("requireDescriptors", Napi::Function::New(env, require_free, "requireDescriptors"));
   exports.Set("stopAll", Napi::Function::New(env, stop_all, "stopAll"));
   return exports;

@@ -6,7 +6,10 @@ namespace kv::nixl {
 
 namespace {
 
-// What one call delivers at most: about a millisecond of the JavaScript thread.
+// Senders that a report names.
+constexpr size_t kMaxNamed = 64;
+
+// Limits per call: about a millisecond of the JavaScript thread.
 constexpr size_t kMaxBatchEvents = 1024;
 constexpr size_t kMaxBatchBytes = 4u << 20;
 
@@ -16,6 +19,59 @@ size_t bytes_of(const Event& event) {
 }
 
 }  // namespace
+
+bool NotificationBacklog::admit(const Event& notification) {
+  const size_t size = bytes_of(notification);
+  const auto fits = [size](const Share& share, size_t parts) {
+    return share.count < kMaxCount / parts && share.bytes + size <= kMaxBytes / parts;
+  };
+  const auto known = waiting_.find(notification.from);
+  // A single notification of any length fits its sender's part.
+  const bool sender_fits = known == waiting_.end() || fits(known->second, kSenderParts);
+  if (!fits(all_, 1) || !sender_fits) {
+    const bool named = dropped_.size() < kMaxNamed || dropped_.contains(notification.from);
+    ++dropped_[named ? notification.from : std::string()];
+    return false;
+  }
+  for (Share* share : {&waiting_[notification.from], &all_}) {
+    ++share->count;
+    share->bytes += size;
+  }
+  return true;
+}
+
+void NotificationBacklog::remove(const Event& notification) {
+  const auto found = waiting_.find(notification.from);
+  for (Share* share : {&all_, &found->second}) {
+    --share->count;
+    share->bytes -= bytes_of(notification);
+  }
+  if (found->second.count == 0) waiting_.erase(found);
+}
+
+std::vector<Event> NotificationBacklog::take_dropped() {
+  std::vector<Event> events;
+  for (auto& [from, count] : std::exchange(dropped_, {})) {
+    events.push_back({.kind = Event::Kind::dropped, .value = static_cast<double>(count), .from = from});
+  }
+  return events;
+}
+
+std::optional<Event> EventSender::take_answer(uint64_t ticket) {
+  for (auto at = kept_.begin(); at != kept_.end(); ++at) {
+    const bool is_answer = at->kind == Event::Kind::settled || (at->kind == Event::Kind::done && !at->failure);
+    if (at->ticket != ticket || !is_answer) continue;
+    Event answer = std::move(*at);
+    kept_.erase(at);
+    return answer;
+  }
+  return std::nullopt;
+}
+
+void EventSender::send_kept() {
+  keeping_ = false;
+  for (Event& event : std::exchange(kept_, {})) queue_->send(std::move(event));
+}
 
 std::shared_ptr<JsEventQueue> JsEventQueue::open(Napi::Env env, Napi::Function callback) {
   auto queue = std::make_shared<JsEventQueue>();
@@ -36,9 +92,14 @@ std::shared_ptr<JsEventQueue> JsEventQueue::open(Napi::Env env, Napi::Function c
 void JsEventQueue::send(Event event) {
   const std::lock_guard lock(mutex_);
   if (function_ == nullptr) return;
-  // What was dropped is reported with the events that are waiting.
+  // `take` reports what was dropped.
   if (event.kind == Event::Kind::notification && !backlog_.admit(event)) return;
-  events_.push_back(std::move(event));
+  try {
+    events_.push_back(std::move(event));
+  } catch (...) {
+    if (event.kind == Event::Kind::notification) backlog_.remove(event);
+    throw;
+  }
   if (signaled_) return;
   signaled_ = napi_call_threadsafe_function(function_, nullptr, napi_tsfn_nonblocking) == napi_ok;
 }
@@ -61,26 +122,21 @@ void JsEventQueue::close() {
   events_.clear();
 }
 
-std::pair<Napi::Array, bool> JsEventQueue::take(Napi::Env env) {
+Napi::Array JsEventQueue::take(Napi::Env env) {
   std::vector<Event> events;
   bool more = false;
   {
     const std::lock_guard lock(mutex_);
     events = backlog_.take_dropped();
     for (size_t bytes = 0; !events_.empty() && events.size() < kMaxBatchEvents && bytes < kMaxBatchBytes; events_.pop_front()) {
-      bytes += bytes_of(events_.front());
-      if (events_.front().kind == Event::Kind::notification) backlog_.remove(events_.front());
       events.push_back(std::move(events_.front()));
+      bytes += bytes_of(events.back());
+      if (events.back().kind == Event::Kind::notification) backlog_.remove(events.back());
     }
     more = !events_.empty();
     signaled_ = more;
   }
-  const auto array = Napi::Array::New(env, events.size());
-  for (uint32_t index = 0; index < events.size(); ++index) {
-    const Napi::HandleScope scope(env);
-    array.Set(index, to_js(env, events[index]));
-  }
-  return {array, more};
+  return array_of(env, array_of_each(env, events), Napi::Boolean::New(env, more));
 }
 
 void JsEventQueue::deliver(napi_env raw_env, napi_value callback, void* context, void*) {
@@ -89,12 +145,11 @@ void JsEventQueue::deliver(napi_env raw_env, napi_value callback, void* context,
   const Napi::Env env(raw_env);
   const Napi::HandleScope scope(env);
   try {
-    const auto [events, more] = self->take(env);
-    if (events.Length() > 0) Napi::Function(env, callback).Call({events, Napi::Boolean::New(env, more)});
+    const auto taken = self->take(env);
+    Napi::Function(env, callback).Call({taken.Get(0u), taken.Get(1u)});
   } catch (const Napi::Error& error) {
-    // No C++ exception may leave this function. Rethrown, Node reports it as an uncaught exception.
-    // While the environment ends, the event loop runs once more without JavaScript, and the error
-    // cannot be reported.
+    // No C++ exception may leave this function. Node reports a rethrown one as uncaught, but an
+    // ending environment's last turn runs no JavaScript and cannot report it.
     try {
       error.ThrowAsJavaScriptException();
     } catch (const Napi::Error&) {

@@ -1,28 +1,41 @@
-// Converts the addon's values to JavaScript's, and back.
 #pragma once
 
 #include <napi.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
+#include "agent/agent_thread.h"
 #include "events/event.h"
 
 namespace kv::nixl {
 
-// An Error with `code` and `hint`, of which @kv/nixl makes a KvError.
+// An Error with `code` and `hint`. @kv/nixl turns it into a KvError.
 Napi::Error to_js(Napi::Env env, const Failure& failure);
-
 // `[kind, ticket, error or undefined, value, from]`.
 Napi::Value to_js(Napi::Env env, const Event& event);
-
-// The value that a command returns, or that an event has.
 Napi::Value to_js(Napi::Env env, const EventValue& value);
+Napi::Value to_js(Napi::Env env, double number);
+Napi::Value to_js(Napi::Env env, const std::string& text);
+Napi::Value to_js(Napi::Env env, const Bytes& bytes);
 
-// A copy of the bytes.
-Napi::Uint8Array to_js(Napi::Env env, const Bytes& bytes);
+// Values may differ in type.
+template <typename... Values>
+Napi::Array array_of(Napi::Env env, const Values&... values) {
+  const auto array = Napi::Array::New(env, sizeof...(values));
+  uint32_t index = 0;
+  (array.Set(index++, values), ...);
+  return array;
+}
+template <typename Items>
+Napi::Array array_of_each(Napi::Env env, const Items& items) {
+  const auto array = Napi::Array::New(env, items.size());
+  for (uint32_t index = 0; index < items.size(); ++index) array.Set(index, to_js(env, items[index]));
+  return array;
+}
 
-// Runs the body of a method. Throws its Failure as a JavaScript error.
+// Throws the work's Failure as a JavaScript error.
 template <typename Work>
 Napi::Value with_js_errors(Napi::Env env, Work work) {
   try {
@@ -36,13 +49,40 @@ Napi::Value with_js_errors(Napi::Env env, Work work) {
   }
 }
 
-// Typed arrays. They throw a Failure with `code` for another type and for shared memory, which
-// could change while it is read. `name` names the argument in the message.
+// Their readers throw a Failure with `code` for other types, and for shared memory, which could
+// change during the read.
 template <typename T>
 using Numbers = std::span<const T>;
 Numbers<double> float64_array(Napi::Value value, const char* code, const char* name);
 Numbers<int32_t> int32_array(Napi::Value value, const char* code, const char* name);
-// A copy of a Uint8Array.
 Bytes bytes_of(Napi::Value value, const char* code, const char* name);
+
+// native.ts of @kv/nixl has the arguments' shapes. All throw a Failure that names the value.
+void read(Napi::Value value, bool& to);
+// A ticket, an address or a length: below 2^53.
+void read(Napi::Value value, uint64_t& to);
+// A path, key or parameter.
+void read(Napi::Value value, std::string& to);
+void read(Napi::Value value, capi::MemoryType& to);
+void read(Napi::Value value, PeerName& to);
+void read(Napi::Value value, Metadata& to);
+void read(Napi::Value value, Payload& to);
+void read(Napi::Value value, std::pair<std::string, std::string>& to);
+void read(Napi::Value value, BackendSpec& to);
+void read(Napi::Value value, BackendSelection& to);
+void read(Napi::Value value, AgentConfig& to);
+void read(Napi::Value value, MemoryToRegister& to);
+template <typename T>
+void read(Napi::Value value, std::vector<T>& to) {
+  const auto array = value.As<Napi::Array>();
+  for (uint32_t index = 0; index < array.Length(); ++index) read(array.Get(index), to.emplace_back());
+}
+template <typename T>
+void read(Napi::Value value, std::optional<T>& to) {
+  if (!value.IsUndefined()) read(value, to.emplace());
+}
+
+std::shared_ptr<const Moves> moves_of(const AgentThread& thread, Napi::Value moves);
+std::shared_ptr<TransferRequest> transfer_request_of(const AgentThread& thread, const Napi::CallbackInfo& info);
 
 }  // namespace kv::nixl

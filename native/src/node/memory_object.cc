@@ -1,9 +1,9 @@
 #include "node/memory_object.h"
 
-#include <string.h>
+#include <optional>
+#include <string>
 
-#include "node/bulk_copy.h"
-#include "library/failure.h"
+#include "memory/cuda_memory.h"
 #include "memory/descriptor_layout.h"
 #include "node/js_values.h"
 
@@ -21,10 +21,10 @@ uint64_t length_of(Napi::Value value) {
   return static_cast<uint64_t>(length);
 }
 
-// What an external buffer holds: memory that JavaScript can still reach is never unmapped.
+// Keeps memory mapped while JavaScript can reach it.
 struct BufferHold {
   std::shared_ptr<Mapping> mapping;
-  // Set once the buffer is made. A finalizer that runs before belongs to a call that fails.
+  // Null once the buffer is made. Before, the finalizer belongs to a failing call.
   bool* finalized = nullptr;
 };
 
@@ -34,13 +34,13 @@ void release_hold(napi_env, void*, void* data) {
   delete hold;
 }
 
-// A part of the mapping as an external buffer. node-addon-api's function for it frees the hold
-// twice where Node refuses the length: Node 20 runs the finalizer and then fails.
-Napi::ArrayBuffer external_buffer(Napi::Env env, const std::shared_ptr<Mapping>& mapping, uint64_t offset, uint64_t length) {
+// node-addon-api would free the hold twice where Node refuses the length: Node 20 runs the
+// finalizer and then fails.
+Napi::ArrayBuffer external_buffer(Napi::Env env, const std::shared_ptr<Mapping>& mapping, const ByteRun& part) {
   bool finalized = false;
   auto* hold = new BufferHold{mapping, &finalized};
   napi_value buffer = nullptr;
-  const napi_status status = napi_create_external_arraybuffer(env, mapping->data() + offset, length, release_hold, hold, &buffer);
+  const napi_status status = napi_create_external_arraybuffer(env, mapping->data() + part.offset, part.length, release_hold, hold, &buffer);
   if (status == napi_ok) {
     hold->finalized = nullptr;
     return Napi::ArrayBuffer(env, buffer);
@@ -48,22 +48,106 @@ Napi::ArrayBuffer external_buffer(Napi::Env env, const std::shared_ptr<Mapping>&
   // Some versions run the finalizer later, so the hold itself stays.
   if (!finalized) *hold = {};
   if (env.IsExceptionPending()) env.GetAndClearPendingException();
-  throw Failure("KV_MEMORY_INVALID", "Node refused a buffer of " + std::to_string(length) + " bytes", "take shorter parts with view()");
+  throw Failure("KV_MEMORY_INVALID", "Node refused a buffer of " + std::to_string(part.length) + " bytes", "take shorter parts with view()");
 }
 
-// Copies between a mapping and bytes, on another thread.
-template <bool kGather>
-BulkCopy::Copy copy_of(const std::shared_ptr<Mapping>& mapping) {
-  return [pin = std::make_shared<Pin>(mapping)](std::byte* bytes, const std::vector<ByteRun>& runs) {
-    std::byte* memory = pin->mapping()->data();
-    for (const auto& [offset, length] : runs) {
-      if (length == 0) continue;
-      if (kGather) memcpy(bytes, memory + offset, length);
-      else memcpy(memory + offset, bytes, length);
-      bytes += length;
-    }
-  };
+// JavaScript's constructor throws for want of memory, where Node-API would end the process.
+Napi::ArrayBuffer new_buffer(Napi::Env env, uint64_t length) {
+  try {
+    const auto constructor = env.Global().Get("ArrayBuffer").As<Napi::Function>();
+    return constructor.New({Napi::Number::New(env, static_cast<double>(length))}).As<Napi::ArrayBuffer>();
+  } catch (const Napi::Error& error) {
+    throw Failure("KV_MEMORY_INVALID", "cannot allocate a buffer of " + std::to_string(length) + " bytes: " + error.Message(),
+                  "gather fewer bytes at once");
+  }
 }
+
+struct Runs {
+  std::vector<ByteRun> rows;
+  uint64_t total = 0;
+};
+
+// Reads rows `[offset, length]`. Throws KV_MEMORY_INVALID, naming the row, for a run outside
+// `limit` bytes, and for more than `limit` bytes in total, which repeat some.
+Runs read_runs(Numbers<double> numbers, uint64_t limit) {
+  if (numbers.size() % 2 != 0) {
+    throw Failure("KV_MEMORY_INVALID", "runs are rows of 2 numbers; these are " + std::to_string(numbers.size()) + " numbers");
+  }
+  Runs runs;
+  runs.rows.reserve(numbers.size() / 2);
+  for (size_t index = 0; index < numbers.size(); index += 2) {
+    const double offset = numbers[index];
+    const double length = numbers[index + 1];
+    const auto bound = static_cast<double>(limit);
+    // Refuses NaN too.
+    const bool inside = offset >= 0 && length >= 0 && offset <= bound && length <= bound - offset;
+    if (!inside || offset != static_cast<double>(static_cast<uint64_t>(offset)) ||
+        length != static_cast<double>(static_cast<uint64_t>(length))) {
+      throw Failure("KV_MEMORY_INVALID", "run " + std::to_string(index / 2) + " is [" + std::to_string(offset) + ", " +
+                                             std::to_string(length) + "], outside a memory of " + std::to_string(limit) +
+                                             " bytes");
+    }
+    runs.rows.push_back({static_cast<uint64_t>(offset), static_cast<uint64_t>(length)});
+    // No overflow: both numbers are at most the limit.
+    runs.total += runs.rows.back().length;
+    if (runs.total > limit) {
+      throw Failure("KV_MEMORY_INVALID", "runs 0 to " + std::to_string(index / 2) + " have " + std::to_string(runs.total) +
+                                             " bytes together, and the memory has " + std::to_string(limit) + ": some bytes repeat",
+                    "copy bytes that are needed twice once, or in several calls");
+    }
+  }
+  return runs;
+}
+
+Runs runs_of(Napi::Value value, uint64_t limit) { return read_runs(float64_array(value, "KV_MEMORY_INVALID", "runs"), limit); }
+
+// Copies between a memory's runs and one buffer, on libuv's threads.
+class BulkCopy : public Napi::AsyncWorker {
+ public:
+  BulkCopy(bool gathers, const std::shared_ptr<AllocatedMemory>& memory, Runs runs, Napi::ArrayBuffer buffer)
+      : Napi::AsyncWorker(buffer.Env(), "kv_nixl copy"),
+        gathers_(gathers),
+        pin_(std::make_shared<Pin>(memory)),
+        runs_(std::move(runs)),
+        bytes_(static_cast<std::byte*>(buffer.Data())),
+        buffer_(Napi::Reference<Napi::ArrayBuffer>::New(buffer, 1)),
+        deferred_(Napi::Promise::Deferred::New(buffer.Env())) {}
+
+  // The worker deletes itself.
+  Napi::Promise start() {
+    const Napi::Promise promise = deferred_.Promise();
+    Queue();
+    return promise;
+  }
+
+ protected:
+  void Execute() override {
+    try {
+      if (gathers_) pin_->memory->gather(runs_.rows, bytes_);
+      else pin_->memory->scatter(runs_.rows, bytes_);
+    } catch (const Failure& failure) {
+      failure_ = failure;
+      SetError(failure.message);
+    }
+  }
+  void OnOK() override {
+    pin_.reset();
+    deferred_.Resolve(buffer_.Value());
+  }
+  void OnError(const Napi::Error& error) override {
+    pin_.reset();
+    deferred_.Reject(failure_ ? to_js(Env(), *failure_).Value() : error.Value());
+  }
+
+ private:
+  const bool gathers_;
+  std::shared_ptr<Pin> pin_;
+  const Runs runs_;
+  std::byte* const bytes_;
+  std::optional<Failure> failure_;
+  Napi::Reference<Napi::ArrayBuffer> buffer_;
+  Napi::Promise::Deferred deferred_;
+};
 
 }  // namespace
 
@@ -82,36 +166,37 @@ MemoryObject::MemoryObject(const Napi::CallbackInfo& info) : Napi::ObjectWrap<Me
   const Napi::Env env = info.Env();
   napi_type_tag_object(env, info.This(), &kMemoryTag);
   with_js_errors(env, [&] {
-    mapping_ = Mapping::create(length_of(info[0]), info[1].ToBoolean());
+    const uint64_t length = length_of(info[0]);
+    if (info[2].IsUndefined()) memory_ = mapping_ = Mapping::create(length, info[1].ToBoolean());
+    else memory_ = CudaMemory::create(length, info[2].As<Napi::Number>().Int32Value());
     return env.Undefined();
   });
 }
 
-std::shared_ptr<Mapping> MemoryObject::mapping_of(Napi::Value value) {
+std::shared_ptr<Pin> MemoryObject::pin_of(Napi::Value value) {
+  if (value.IsUndefined()) return nullptr;
   bool tagged = false;
   if (value.IsObject()) napi_check_object_type_tag(value.Env(), value, &kMemoryTag, &tagged);
   if (!tagged) {
     throw Failure("KV_MEMORY_INVALID", "this memory was not allocated by @kv/nixl", "allocate it with the transport's allocate()");
   }
-  return Unwrap(value.As<Napi::Object>())->open_mapping();
+  return std::make_shared<Pin>(Unwrap(value.As<Napi::Object>())->open_memory());
 }
 
-std::shared_ptr<Mapping> MemoryObject::open_mapping() const {
-  if (mapping_ == nullptr) throw Failure("KV_MEMORY_INVALID", "the memory is closed");
-  return mapping_;
+std::shared_ptr<AllocatedMemory> MemoryObject::open_memory() const {
+  if (memory_ == nullptr) throw Failure("KV_MEMORY_INVALID", "the memory is closed");
+  return memory_;
 }
 
 Napi::Value MemoryObject::address(const Napi::CallbackInfo& info) {
-  return with_js_errors(info.Env(), [&] { return Napi::Number::New(info.Env(), static_cast<double>(open_mapping()->address())); });
+  return with_js_errors(info.Env(), [&] { return Napi::Number::New(info.Env(), static_cast<double>(open_memory()->address)); });
 }
 
 Napi::Value MemoryObject::buffer(const Napi::CallbackInfo& info) {
   return with_js_errors(info.Env(), [&]() -> Napi::Value {
-    const auto mapping = open_mapping();
     const double part[] = {info[0].As<Napi::Number>().DoubleValue(), info[1].As<Napi::Number>().DoubleValue()};
-    uint64_t total = 0;
-    const ByteRun run = read_runs(part, 2, mapping->length(), total).front();
-    const auto buffer = external_buffer(info.Env(), mapping, run.offset, run.length);
+    const Runs runs = read_runs(part, open_memory()->length);
+    const auto buffer = external_buffer(info.Env(), mapping_, runs.rows.front());
     buffers_.push_back(Napi::Reference<Napi::ArrayBuffer>::New(buffer, 1));
     return buffer;
   });
@@ -119,28 +204,41 @@ Napi::Value MemoryObject::buffer(const Napi::CallbackInfo& info) {
 
 Napi::Value MemoryObject::gather(const Napi::CallbackInfo& info) {
   return with_js_errors(info.Env(), [&] {
-    const auto mapping = open_mapping();
-    return BulkCopy::gather(info, mapping->length(), copy_of<true>(mapping));
+    // Held, since JavaScript's buffer constructor may close the memory.
+    const auto memory = open_memory();
+    Runs runs = runs_of(info[0], memory->length);
+    const auto buffer = new_buffer(info.Env(), runs.total);
+    return (new BulkCopy(true, memory, std::move(runs), buffer))->start();
   });
 }
 
 Napi::Value MemoryObject::scatter(const Napi::CallbackInfo& info) {
   return with_js_errors(info.Env(), [&] {
-    const auto mapping = open_mapping();
-    return BulkCopy::scatter(info, mapping->length(), copy_of<false>(mapping));
+    const auto memory = open_memory();
+    Runs runs = runs_of(info[0], memory->length);
+    const auto require_length = [&](Napi::Value source) {
+      if (!source.IsArrayBuffer()) throw Failure("KV_MEMORY_INVALID", "the source of scatter is not an ArrayBuffer");
+      const size_t length = source.As<Napi::ArrayBuffer>().ByteLength();
+      if (length == runs.total) return source.As<Napi::ArrayBuffer>();
+      throw Failure("KV_MEMORY_INVALID",
+                    "the runs have " + std::to_string(runs.total) + " bytes, and the source has " + std::to_string(length));
+    };
+    require_length(info[1]);
+    // Nobody else may free the bytes during the copy.
+    const auto taken = require_length(info[2].As<Napi::Function>().Call({info[1]}));
+    return (new BulkCopy(false, memory, std::move(runs), taken))->start();
   });
 }
 
 void MemoryObject::close(const Napi::CallbackInfo& info) {
   with_js_errors(info.Env(), [&]() -> Napi::Value {
-    if (mapping_ == nullptr) return info.Env().Undefined();
-    if (const uint32_t pins = mapping_->pins; pins > 0) {
-      throw Failure("KV_MEMORY_IN_USE", "memory of " + std::to_string(mapping_->length()) + " bytes has " +
+    if (memory_ == nullptr) return info.Env().Undefined();
+    if (const uint32_t pins = memory_->pins; pins > 0) {
+      throw Failure("KV_MEMORY_IN_USE", "memory of " + std::to_string(memory_->length) + " bytes has " +
                                             std::to_string(pins) + " registrations or copies in progress",
                     "close the registrations and await the copies first");
     }
-    // Buffers that must not be detached keep the mapping until they are collected. Its pages are
-    // freed now, and views read zeros.
+    // Attached buffers keep the mapping until they are collected. Freed pages read zeros.
     const bool detach = !info[0].IsBoolean() || info[0].As<Napi::Boolean>().Value();
     if (!detach) mapping_->release_pages();
     for (const auto& reference : buffers_) {
@@ -149,6 +247,7 @@ void MemoryObject::close(const Napi::CallbackInfo& info) {
     }
     buffers_.clear();
     mapping_.reset();
+    memory_.reset();
     return info.Env().Undefined();
   });
 }

@@ -2,44 +2,40 @@
 
 #include <napi.h>
 
-#include <memory>
-#include <vector>
-
 #include "memory/mapping.h"
 
 namespace kv::nixl {
 
-// JavaScript's `Memory`; see NativeMemory in native.ts of @kv/nixl. A mapping whose parts are
-// external ArrayBuffers, with copies off the JavaScript thread.
+// JavaScript's `Memory`; see NativeMemory in native.ts of @kv/nixl. Host memory, with external
+// ArrayBuffers, or GPU memory. Copies run off the JavaScript thread.
 class MemoryObject : public Napi::ObjectWrap<MemoryObject> {
  public:
-  // The class, to be exported.
   static Napi::Function define(Napi::Env env);
 
-  // `new Memory(lengthBytes, populate)`
+  // `new Memory(lengthBytes, populate, deviceId | undefined)`
   explicit MemoryObject(const Napi::CallbackInfo& info);
 
-  // The mapping of an open `Memory`. Throws KV_MEMORY_INVALID for any other value.
-  static std::shared_ptr<Mapping> mapping_of(Napi::Value value);
+  // Null for undefined. Throws KV_MEMORY_INVALID unless it is an open `Memory`.
+  static std::shared_ptr<Pin> pin_of(Napi::Value value);
 
  private:
-  // number
   Napi::Value address(const Napi::CallbackInfo& info);
-  // `buffer(offset, length): ArrayBuffer`. Node 20 and older end a call with more than
-  // `buffer.constants.MAX_LENGTH` bytes with an exception.
+  // `buffer(offset, length): ArrayBuffer` of host memory. Node 20 and older throw beyond
+  // `buffer.constants.MAX_LENGTH` bytes.
   Napi::Value buffer(const Napi::CallbackInfo& info);
   // `gather(runs): Promise<ArrayBuffer>`
   Napi::Value gather(const Napi::CallbackInfo& info);
-  // `scatter(runs, source, take): Promise<void>`. `take(source)` is called once all arguments are
-  // valid, and returns a buffer that nobody else has.
+  // `scatter(runs, source, take): Promise<void>`. With valid arguments, calls `take(source)` for a
+  // buffer that nobody else has.
   Napi::Value scatter(const Napi::CallbackInfo& info);
-  // `close(detach)`. Throws KV_MEMORY_IN_USE while a registration or a copy uses the memory.
+  // `close(detach)`. Throws KV_MEMORY_IN_USE during a registration or copy.
   void close(const Napi::CallbackInfo& info);
 
-  std::shared_ptr<Mapping> open_mapping() const;
+  std::shared_ptr<AllocatedMemory> open_memory() const;
 
+  std::shared_ptr<AllocatedMemory> memory_;
+  // Null for GPU memory.
   std::shared_ptr<Mapping> mapping_;
-  // Every buffer that `buffer` has made.
   std::vector<Napi::Reference<Napi::ArrayBuffer>> buffers_;
 };
 

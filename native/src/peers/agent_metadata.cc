@@ -4,9 +4,8 @@
 #include <string.h>
 
 #include <algorithm>
+#include <iterator>
 #include <string_view>
-
-#include "library/failure.h"
 
 namespace kv::nixl {
 
@@ -16,10 +15,10 @@ constexpr std::string_view kMagic = "nixlSerDes|";
 constexpr size_t kMaxMetadataBytes = 64u << 20;
 constexpr uint64_t kMaxBackends = 64;
 constexpr int kMemoryTypes = 5;  // DRAM, VRAM, BLOCK, OBJECT, FILE
-// Address, length and device of a descriptor. A backend's own data follows them.
+// Address, length and device. A backend's own data follows.
 constexpr size_t kDescriptorBytes = 24;
 
-// Reads entries: a tag, the length of the value as 8 bytes, the value, and a bar.
+// Reads entries: tag, length in 8 bytes, value, bar.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : bytes_(bytes) {}
@@ -62,7 +61,7 @@ class Reader {
   size_t at_ = 0;
 };
 
-void read_descriptors(Reader& reader) {
+void read_descriptors(Reader& reader, StatedMemory& memory) {
   if (reader.entry("nixlDList") != "nixlSDList") reader.fail("a list of descriptors is of another kind");
   const auto type = reader.number<int>("t");
   if (type < 0 || type >= kMemoryTypes) reader.fail("memory type " + std::to_string(type) + " does not exist");
@@ -73,18 +72,56 @@ void read_descriptors(Reader& reader) {
     if (descriptor.size() < kDescriptorBytes) reader.fail("a descriptor has " + std::to_string(descriptor.size()) + " bytes");
     uint64_t address = 0;
     uint64_t length = 0;
+    uint64_t device = 0;
     memcpy(&address, descriptor.data(), sizeof(address));
     memcpy(&length, descriptor.data() + sizeof(address), sizeof(length));
+    memcpy(&device, descriptor.data() + sizeof(address) + sizeof(length), sizeof(device));
     if (address + length < address) reader.fail("a descriptor goes beyond the end of memory");
+    memory.add(static_cast<capi::MemoryType>(type), device, address, address + length);
   }
 }
 
 }  // namespace
 
-Bytes local_metadata(const capi::Functions& nixl, capi::Agent agent) {
+void StatedMemory::add(capi::MemoryType type, uint64_t device, uint64_t first, uint64_t end) {
+  auto& ranges = ranges_[{type, device}];
+  // Adjacent ranges merge with the new one.
+  auto at = ranges.upper_bound(end);
+  while (at != ranges.begin() && std::prev(at)->second >= first) {
+    at = std::prev(at);
+    first = std::min(first, at->first);
+    end = std::max(end, at->second);
+    at = ranges.erase(at);
+  }
+  ranges[first] = end;
+}
+
+void StatedMemory::add(const StatedMemory& other) {
+  for (const auto& [place, ranges] : other.ranges_) {
+    for (const auto& [first, end] : ranges) add(place.first, place.second, first, end);
+  }
+}
+
+bool StatedMemory::holds(capi::MemoryType type, const Row& row) const {
+  const auto found = ranges_.find({type, row.device});
+  if (found == ranges_.end()) return false;
+  const auto has = [&](uint64_t first, uint64_t end) {
+    const auto after = found->second.upper_bound(first);
+    return after != found->second.begin() && std::prev(after)->second >= end;
+  };
+  if (has(row.address, row.end())) return true;
+  // The gaps of a row need not be registered.
+  for (uint64_t index = 0; index < row.count; ++index) {
+    const uint64_t first = row.address + index * row.stride;
+    if (!has(first, first + row.length)) return false;
+  }
+  return true;
+}
+
+Bytes local_metadata(capi::Agent agent) {
   void* data = nullptr;
   size_t length = 0;
-  check(nixl.get_local_md(agent, &data, &length), "KV_AGENT_INVALID", "NIXL has no metadata of this agent");
+  check(capi::get_local_md(agent, &data, &length), "KV_AGENT_INVALID", "NIXL has no metadata of this agent");
   return take_bytes(data, length);
 }
 
@@ -101,8 +138,7 @@ Bytes join_metadata(const std::vector<Bytes>& parts) {
   size_t count_at = 0;
   for (const Bytes& part : parts) {
     const AgentMetadata metadata = read_metadata(part);
-    // The number of sections is an entry of its own, with a tag and a length before it and a bar
-    // after it.
+    // The number of sections is an entry: tag, length, number, bar.
     const size_t count_of_part = metadata.sections_at - sizeof(sections) - 1;
     if (joined.empty()) {
       count_at = count_of_part;
@@ -141,7 +177,7 @@ AgentMetadata read_metadata(const Bytes& bytes) {
   metadata.sections_at = reader.at();
   for (uint64_t index = 0; index < sections; ++index) {
     if (reader.entry("bknd").empty()) reader.fail("a section names no backend");
-    read_descriptors(reader);
+    read_descriptors(reader, metadata.memory);
   }
   if (!reader.at_end()) reader.fail("there are bytes after the end");
   return metadata;

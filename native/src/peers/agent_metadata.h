@@ -1,37 +1,47 @@
 #pragma once
 
 #include <map>
-#include <string>
-#include <vector>
 
 #include "events/event.h"
-#include "library/nixl_capi.h"
+#include "memory/descriptor_layout.h"
 
 namespace kv::nixl {
 
-// The parts of an agent's metadata that the addon reads.
+// Memory as an agent's metadata states it.
+class StatedMemory {
+ public:
+  // `end` must not be below `first`.
+  void add(capi::MemoryType type, uint64_t device, uint64_t first, uint64_t end);
+  void add(const StatedMemory& other);
+  // Whether it has every descriptor of the row.
+  bool holds(capi::MemoryType type, const Row& row) const;
+
+ private:
+  // By type and device: each range's end by its beginning. Ranges never touch.
+  std::map<std::pair<capi::MemoryType, uint64_t>, std::map<uint64_t, uint64_t>> ranges_;
+};
+
 struct AgentMetadata {
-  // The agent's name.
   std::string agent;
-  // Connection data by backend.
+  // By backend.
   std::map<std::string, std::string> connections;
+  StatedMemory memory;
   // Where the sections of memory begin, in bytes.
   size_t sections_at = 0;
 };
 
-// The metadata of this agent, as NIXL writes it for its peers. Throws KV_AGENT_INVALID.
-Bytes local_metadata(const capi::Functions& nixl, capi::Agent agent);
+// This agent's metadata for its peers. Throws KV_AGENT_INVALID.
+Bytes local_metadata(capi::Agent agent);
 
-// The bytes that NIXL has allocated, copied and freed.
+// Copies bytes that NIXL allocated, and frees them.
 Bytes take_bytes(void* data, size_t length);
-// Joins metadata of one agent: the connections of the first part, and the sections of memory of
-// all. NIXL makes each part for one memory type.
+// Joins an agent's metadata: the first part's connections, and all memory. NIXL makes a part per
+// memory type.
 Bytes join_metadata(const std::vector<Bytes>& parts);
 
-// Checks a peer's metadata before NIXL loads it: NIXL's loader trusts the bytes, and a wrong memory
-// type of a section ends the process. Reads NIXL's framing from end to end. Cannot check what only
-// a backend reads, connection data and keys, so authenticate peers as well. Throws
-// KV_AGENT_METADATA_INVALID, naming the first invalid byte.
+// Checks metadata's framing from end to end: NIXL's loader trusts the bytes, and a wrong memory
+// type ends the process. Cannot check connection data and keys, so authenticate peers too. Throws
+// KV_AGENT_METADATA_INVALID with the first invalid byte.
 AgentMetadata read_metadata(const Bytes& bytes);
 
 }  // namespace kv::nixl

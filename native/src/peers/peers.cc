@@ -6,23 +6,23 @@
 #include <utility>
 
 #include "libfabric/bounded_calls.h"
-#include "library/failure.h"
+#include "library/descriptors.h"
 
 namespace kv::nixl {
 
 namespace {
 
-// UCX keeps a notification while it connects to a peer, drops it when the agent ends meanwhile, and
-// does not report when it was sent. This is how long connecting takes at most.
+// How long UCX keeps a notification while it connects. UCX drops it when the agent ends, and does
+// not report when it was sent.
 constexpr auto kConnectTime = std::chrono::milliseconds(500);
 
 }  // namespace
 
-Peers::Peers(const capi::Functions& nixl, capi::Agent agent, std::string own_name, LibfabricSafeguards& safeguards, Counters& counters)
-    : nixl_(nixl), agent_(agent), own_name_(std::move(own_name)), safeguards_(safeguards), counters_(counters) {}
+Peers::Peers(capi::Agent agent, std::string own_name, LibfabricSafeguards& safeguards, Counters& counters)
+    : agent_(agent), own_name_(std::move(own_name)), safeguards_(safeguards), counters_(counters) {}
 
 Peers::~Peers() {
-  for (const auto& [name, peer] : peers_) nixl_.invalidate_remote_md(agent_, name.c_str());
+  for (const auto& [name, peer] : peers_) capi::invalidate_remote_md(agent_, name.c_str());
   counters_.remotes = 0;
 }
 
@@ -33,7 +33,7 @@ void Peers::read_pending(PendingPeer& pending) {
   safeguards_.require_tcp_address(name, metadata.connections);
   const auto known = peers_.find(name);
   if (metadata.connections.empty()) {
-    // Partial metadata adds memory to a peer that is known, and brings no connections.
+    pending.partial = true;
     if (known == peers_.end()) {
       throw Failure("KV_AGENT_METADATA_INVALID", "the metadata of \"" + name + "\" has no connections, and this agent does not know that agent yet",
                     "load metadata with connections first");
@@ -50,7 +50,7 @@ std::optional<std::string> Peers::add(PendingPeer& pending) {
   if (!LibfabricSafeguards::answered(name, pending.liveness.get())) return std::nullopt;
   const auto known = peers_.find(name);
   if (known != peers_.end() && known->second.connections != pending.metadata->connections) {
-    // Another process has taken the name, and NIXL refuses to replace the old one.
+    // Another process has the name, and NIXL refuses to replace the old one.
     if (!known->second.lists.empty()) {
       throw Failure("KV_AGENT_METADATA_INVALID",
                     "\"" + name + "\" is known with other connection data, and " + std::to_string(known->second.lists.size()) +
@@ -60,25 +60,45 @@ std::optional<std::string> Peers::add(PendingPeer& pending) {
     forget(name);
   }
   load(name, pending.bytes, pending.liveness ? pending.liveness.get() : safeguards_.watch_of(name));
-  peers_[name].connections = std::move(pending.metadata->connections);
+  close_descriptors_on_exec();
+  Peer& peer = peers_[name];
+  peer.connections = std::move(pending.metadata->connections);
+  if (pending.partial) peer.memory.add(pending.metadata->memory);
+  else state_memory(peer, std::move(pending.metadata->memory));
   safeguards_.keep_watch(name, std::move(pending.liveness));
   counters_.remotes = peers_.size();
   return name;
+}
+
+// Metadata with connections states all of the peer's memory; NIXL only adds it.
+void Peers::state_memory(Peer& peer, StatedMemory memory) {
+  peer.memory = std::move(memory);
+  std::erase_if(peer.lists, [&](PreparedList* list) {
+    list->dropped = row_outside(peer, *list).has_value();
+    return list->dropped;
+  });
+}
+
+std::optional<size_t> Peers::row_outside(const Peer& peer, const PreparedList& list) {
+  const auto& rows = list.layout.rows();
+  for (size_t index = 0; index < rows.size(); ++index) {
+    if (!peer.memory.holds(list.type, rows[index])) return index;
+  }
+  return std::nullopt;
 }
 
 void Peers::load(const std::string& name, const Bytes& metadata, PeerLiveness* liveness) {
   for (int attempts = 1;; ++attempts) {
     const BoundedCalls bounded(liveness);
     char* raw = nullptr;
-    const capi::Status status = nixl_.load_remote_md(agent_, metadata.data(), metadata.size(), &raw);
+    const capi::Status status = capi::load_remote_md(agent_, metadata.data(), metadata.size(), &raw);
     free(raw);
     if (status == capi::kSuccess) {
       if (!peers_.contains(name)) safeguards_.count_loaded_peer();
       return;
     }
     const bool retry = safeguards_.may_retry_load(attempts);
-    // NIXL has dropped what it knew of the peer, and what its prepared lists point to, even if it
-    // accepts the same metadata next time.
+    // NIXL has dropped the peer and its lists' targets, even if it accepts the metadata next time.
     if (peers_.contains(name)) forget(name);
     if (!retry) {
       if (const auto limit = safeguards_.peer_limit_reached(name)) throw *limit;
@@ -93,7 +113,7 @@ void Peers::forget(const std::string& name) {
   const auto found = peers_.find(name);
   for (PreparedList* list : found->second.lists) list->dropped = true;
   safeguards_.end_watch(name);
-  nixl_.invalidate_remote_md(agent_, name.c_str());
+  capi::invalidate_remote_md(agent_, name.c_str());
   peers_.erase(found);
   counters_.remotes = peers_.size();
 }
@@ -125,7 +145,7 @@ void Peers::notify(const std::string& name, const Bytes& payload) {
   // NIXL crashes on a null pointer.
   const void* data = payload.empty() ? static_cast<const void*>("") : payload.data();
   const BoundedCalls bounded(safeguards_.watch_of(name));
-  check(nixl_.gen_notif(agent_, name.c_str(), data, payload.size(), nullptr), "KV_NOTIFICATION_FAILED",
+  check(capi::gen_notif(agent_, name.c_str(), data, payload.size(), nullptr), "KV_NOTIFICATION_FAILED",
         "NIXL could not send " + std::to_string(payload.size()) + " bytes to \"" + name + "\"");
   ++counters_.notifications_sent;
   Peer& peer = peers_.at(name);
@@ -158,10 +178,18 @@ void Peers::record_post(const std::string& name, bool copied) {
   if (!copied && posts == PostBehaviour::unknown) posts = PostBehaviour::starts_copy;
 }
 
-void Peers::add_list(PreparedList& list) { peers_.at(*list.remote).lists.insert(&list); }
+void Peers::add_list(PreparedList& list) {
+  Peer& peer = peers_.at(*list.remote);
+  if (const auto row = row_outside(peer, list)) {
+    throw Failure("KV_LIST_INVALID",
+                  "row " + std::to_string(*row) + " is not memory that \"" + *list.remote + "\" had registered when its last metadata was made",
+                  "add the peer with metadata that it has made since it registered the memory");
+  }
+  peer.lists.insert(&list);
+}
 
 void Peers::remove_list(PreparedList& list) {
-  // The peer of a dropped list was forgotten, and may have been added again.
+  // The peer of a dropped list was forgotten, and may be known again.
   if (!list.dropped) peers_.at(*list.remote).lists.erase(&list);
 }
 

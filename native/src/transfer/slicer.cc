@@ -7,14 +7,13 @@ namespace kv::nixl {
 
 namespace {
 
-// If posting copies: a slice takes 1 to 3 ms. NIXL takes 3 to 6 us per extent however short it is,
-// as long as for 16 KiB more.
+// If posts copy: a slice takes 1 to 3 ms. NIXL takes 3 to 6 us per extent, as for 16 KiB more.
 constexpr uint64_t kSliceBytes = 8ull << 20;
 constexpr uint64_t kExtentBytes = 16384;
-// With several threads a slice is so many times longer, since they sleep between two slices. With
-// it READ on two cores was up to 16 % faster, and never slower.
+// Slices are this much longer per thread, since threads sleep in between. READ on two cores was up
+// to 16 % faster, and never slower.
 constexpr uint64_t kThreadedSlice = 4;
-// If posting only starts the copy: it takes 1 to 3 us per extent, and nothing for the bytes.
+// If posts only start the copy, they take 1 to 3 us per extent.
 constexpr uint64_t kMaxStartedExtents = 8192;
 constexpr uint64_t kUnlimitedBytes = 1ull << 50;
 
@@ -123,15 +122,14 @@ void Slicer::next_extents(Slice& slice) {
     const auto there = remote_.at(run_.remote);
     const uint64_t length = here.row.length;
     const bool merges = mergeable_ && here.row.stride == length && there.row.stride == length;
-    // Never across rows: the next row may be in another registration, and NIXL takes no descriptor
-    // that spans two.
+    // Never across rows, since NIXL refuses a descriptor across registrations.
     const uint32_t most = merges ? std::min({run_.count, here.left_in_row, there.left_in_row}) : 1;
     const uint64_t whole = most * length - offset_;
     uint64_t bytes = std::min(whole, budget - extent_cost_);
-    // A descriptor is split only if it is longer than a slice.
+    // Only descriptors longer than a slice are split.
     if (bytes < whole && length <= max_slice_cost_ - extent_cost_) bytes -= (offset_ + bytes) % length;
     if (bytes == 0) break;
-    // Most extents are whole, and a division takes as long as everything else here.
+    // Most extents are whole, and a division would double the loop's time.
     const uint64_t end = offset_ + bytes;
     const uint32_t covered = bytes == whole ? most : static_cast<uint32_t>(end / length);
     const uint64_t left = bytes == whole ? 0 : end % length;

@@ -10,7 +10,6 @@
 
 namespace kv::nixl {
 
-// Two ranges of equal length between which bytes are copied.
 struct Extent {
   uint64_t local;
   uint64_t remote;
@@ -19,17 +18,14 @@ struct Extent {
   uint64_t remote_device;
 };
 
-// From this many descriptors per extent on, a NIXL request of extents is made faster than one of
-// indices.
+// From this many descriptors per extent on, requests by extent are faster.
 inline constexpr uint64_t kMinDescriptorsPerExtent = 12;
 
-// Indices of both lists, written out run by run. Keeps its memory when it is cleared.
+// Indices of both lists, run by run. Keeps its memory when cleared.
 class IndexBuffer {
  public:
-  // Removes all indices.
   void clear() { count_ = 0; }
-  // Adds the indices of a run. By value: the compiler would have to assume that writing the indices
-  // changes a referenced run.
+  // By value: a compiler must assume that writing indices changes a referenced run.
   void add(Run run) {
     if (capacity_ - count_ < run.count) grow(run.count);
     int32_t* local = local_.get() + count_;
@@ -41,9 +37,9 @@ class IndexBuffer {
     count_ += run.count;
   }
 
-  // Indices of each list.
+  // Per list.
   size_t count() const { return count_; }
-  // The indices of the local and of the remote list, until the next `add`.
+  // Valid until the next `add`.
   const int32_t* local() const { return local_.get(); }
   const int32_t* remote() const { return remote_.get(); }
 
@@ -56,49 +52,43 @@ class IndexBuffer {
   size_t capacity_ = 0;
 };
 
-// The part of a transfer that is one NIXL request. It is described by indices (`local_ids` is set)
-// or by extents.
+// One NIXL request, by indices (`local_ids` is set) or by extents.
 struct Slice {
   uint64_t descriptors = 0;
-  // Descriptors that are left after neighbours were merged.
+  // Descriptors left after merging.
   uint64_t merged = 0;
 
-  // By index: `descriptors` indices of each list, in the transfer's selection or in `indices`.
+  // By index: `descriptors` indices per list, from the selection or `indices`.
   const int32_t* local_ids = nullptr;
   const int32_t* remote_ids = nullptr;
 
-  // By extent: the merged ranges, the runs that they cover, and whether the slice begins or ends
-  // within a descriptor.
+  // By extent: merged ranges, their runs, and whether a descriptor is split.
   std::vector<Extent> extents;
   std::vector<Run> runs;
   bool splits_descriptor = false;
 
-  // Memory for indices, for the slicer and for the factory of requests.
+  // Shared by the slicer and the factory of requests.
   IndexBuffer indices;
 };
 
-// Cuts a transfer into slices, so that notifications and other transfers are served between them,
-// and merges descriptors that are neighbours on both sides.
+// Cuts a transfer into slices, between which other work is served. Merges descriptors that are
+// neighbours on both sides.
 class Slicer {
  public:
-  // All three arguments outlive it.
+  // All arguments must outlive it.
   Slicer(const TransferSelection& selection, const PreparedList& local, const PreparedList& remote);
 
-  // Selects the limit of a slice: the number of bytes if posting copies them (the default), or the
-  // number of extents if posting only starts the copy. `threads`: how many threads copy at once;
-  // slices are larger for them. Call it before the first slice.
+  // Limits slices by bytes if posts copy (the default), else by extents. More `threads` that copy
+  // make slices larger. Call it before the first slice.
   void set_post_copies(bool copies, unsigned threads);
 
-  // Descriptors in all slices.
   uint64_t count() const { return selection_->count(); }
-  // Whether every descriptor is in a slice.
   bool done() const { return at_ == selection_->count(); }
-  // Whether slices can be made of indices without looking at rows: descriptors have one length, and
-  // few of them merge.
+  // Whether slices of indices need no look at rows: descriptors have one length, and few merge.
   bool can_use_indices() const;
-  // Makes slices of indices from now on. Call it before the first slice.
+  // Call it before the first slice.
   void use_indices() { by_index_ = true; }
-  // Sets the next slice, which has at least one extent or index.
+  // The next slice is never empty.
   void next(Slice& slice);
 
  private:
@@ -117,10 +107,10 @@ class Slicer {
   DescriptorLayout::Cursor local_;
   DescriptorLayout::Cursor remote_;
   bool mergeable_;
-  // The most that a slice may cost: its bytes, and `extent_cost_` per extent.
+  // A slice costs its bytes, and `extent_cost_` per extent.
   uint64_t max_slice_cost_;
   uint64_t extent_cost_;
-  // The rest of the current run, and the bytes of its first descriptor that are in earlier slices.
+  // The rest of the current run, and its first descriptor's bytes in earlier slices.
   Run run_{};
   uint64_t offset_ = 0;
 };

@@ -3,14 +3,14 @@
 #include <utility>
 
 #include "agent/nixl_agent.h"
-#include "events/event_sender.h"
 #include "libfabric/bounded_calls.h"
+#include "node/js_event_queue.h"
 
 namespace kv::nixl {
 
 namespace {
 
-// Slices of one transfer that are in flight at once, where posting only starts the copy.
+// Slices of one transfer in flight, where posts only start the copy.
 constexpr size_t kMaxInFlight = 32;
 
 }  // namespace
@@ -20,15 +20,15 @@ Transfer::Transfer(NixlAgent& agent, EventSender& events, std::shared_ptr<Transf
       events_(events),
       request_(std::move(request)),
       poster_(agent, *request_),
-      requests_(agent.nixl(), agent.handle()),
-      failure_(agent.safeguards(), request_->peer()) {}
+      requests_(agent.handle()),
+      failure_(agent.safeguards(), request_->moves->peer()) {}
 
 bool Transfer::wants_to_post() const {
   return state_ == State::posting && !outcome_closed_ && !poster_.done() && requests_.in_flight_count() < kMaxInFlight;
 }
 
 bool Transfer::advance(bool may_post) {
-  if (!outcome_closed_ && agent_.safeguards().known_dead(request_->peer())) fail(peer_gone());
+  if (!outcome_closed_ && agent_.safeguards().known_dead(request_->moves->peer())) fail(peer_gone());
   bool changed = poll_requests();
   notice_abort();
   if (state_ == State::resolving_failure && requests_.in_flight_count() == 0) resolve_failure();
@@ -36,7 +36,7 @@ bool Transfer::advance(bool may_post) {
     post_slice();
     changed = true;
   }
-  // A copy may be complete when its last post returns, so the transfer goes on at once.
+  // A copy may be complete when its last post returns.
   if (state_ == State::posting && (outcome_closed_ || poster_.done())) state_ = State::draining;
   if (state_ == State::draining && idle() && must_confirm_landing()) {
     state_ = State::confirming_landing;
@@ -50,7 +50,7 @@ bool Transfer::advance(bool may_post) {
 
 bool Transfer::poll_requests() {
   const size_t before = requests_.count();
-  requests_.poll([this] { return agent_.safeguards().quarantine_over(request_->peer()); },
+  requests_.poll([this] { return agent_.safeguards().quarantine_over(request_->moves->peer()); },
                  [this](capi::Request request, capi::Status status) { request_ended(request, status, " failed on the way: "); });
   requests_.release_ended();
   return requests_.count() != before;
@@ -64,50 +64,55 @@ void Transfer::notice_abort() {
 
 void Transfer::post_slice() {
   try {
-    if (request_->remote->dropped) {
+    requests_.make_room();
+    if (request_->moves->remote->dropped) {
       throw Failure("KV_TRANSFER_FAILED",
-                    request_->describe() + " cannot continue: NIXL refused new metadata of that agent and dropped what it knew of it",
+                    request_->moves->describe() + " cannot continue: that agent no longer has the memory, or NIXL has dropped what it knew of that agent",
                     "add the peer and prepare its lists again");
     }
-    if (agent_.safeguards().is_dead(request_->peer())) throw peer_gone();
+    if (agent_.safeguards().is_dead(request_->moves->peer())) throw peer_gone();
     const auto [request, status, unanswered] = poster_.post_next();
     if (status == capi::kInProgress) requests_.add_in_flight(request);
     else request_ended(request, status, " failed: ", unanswered);
   } catch (const Failure& failure) {
     fail(failure);
+  } catch (const std::exception& error) {
+    // The slice was not posted, since nothing is allocated after a post.
+    fail(Failure("KV_INTERNAL", error.what()));
   }
-  // At once: NIXL makes the next request a fifth faster in the memory that this one returns.
+  // At once: the next request is made a fifth faster in this one's memory.
   requests_.release_ended();
 }
 
-// Until a WRITE has landed the peer must not reuse its memory, also if the caller has aborted.
+// The peer must not reuse memory until a WRITE has landed, even after an abort.
 bool Transfer::must_confirm_landing() const {
-  return poster_.begun() && request_->remote->probe && request_->operation == capi::Operation::write;
+  return poster_.begun() && request_->moves->remote->probe && request_->moves->operation == capi::Operation::write;
 }
 
 void Transfer::post_landing_probe() {
-  if (request_->remote->dropped || agent_.safeguards().is_dead(request_->peer())) return fail(peer_gone());
-  const capi::Request request = agent_.safeguards().make_probe(*request_->remote);
-  const BoundedCalls bounded(agent_.safeguards().watch_of(request_->peer()));
+  if (request_->moves->remote->dropped || agent_.safeguards().is_dead(request_->moves->peer())) return fail(peer_gone());
+  requests_.make_room();
+  const capi::Request request = agent_.safeguards().make_probe(*request_->moves->remote);
+  const BoundedCalls bounded(agent_.safeguards().watch_of(request_->moves->peer()));
   const capi::Status status =
-      request == nullptr ? capi::kBackendError : agent_.nixl().post_xfer_req(agent_.handle(), request, nullptr);
+      request == nullptr ? capi::kBackendError : capi::post_xfer_req(agent_.handle(), request, nullptr);
   if (status == capi::kInProgress) return requests_.add_in_flight(request);
   request_ended(request, status, " was posted, but whether it landed is unknown: ", bounded.gave_up());
   requests_.release_ended();
 }
 
-// Takes over a request that has ended; null if it could not be made. `problem` joins the transfer
-// and the status in an error message. `unanswered`: its peer is alive and did not let a connection
-// be made, so the failure is no other peer's, and nothing of the transfer is under way.
+// Takes over an ended request; null if it could not be made. `problem` joins transfer and status in
+// the message. `unanswered`: the live peer let no connection be made, so the failure is no other
+// peer's, and nothing is under way.
 void Transfer::request_ended(capi::Request request, capi::Status status, const char* problem, bool unanswered) {
   if (status == capi::kSuccess) {
     failure_.request_succeeded();
     return return_request(request);
   }
-  Failure failure("KV_TRANSFER_FAILED", request_->describe() + problem + describe(status),
+  Failure failure("KV_TRANSFER_FAILED", request_->moves->describe() + problem + describe(status),
                   "the peer may have ended; NIXL's own log on stderr says more");
   if (unanswered) {
-    failure.message = request_->describe() + " failed: the peer's process is alive, and did not answer in time";
+    failure.message = request_->moves->describe() + " failed: the peer's process is alive, and did not answer in time";
     failure.hint = "it may be stopped or overloaded; try again later";
   } else if (failure_.record(request, failure)) {
     state_ = State::resolving_failure;
@@ -126,7 +131,7 @@ void Transfer::resolve_failure() {
   using Step = AmbiguousFailure::Step;
   const Step step = failure_.next_step(outcome_closed_);
   if (step == Step::wait) return;
-  if (step == Step::probe && request_->remote->probe && !request_->remote->dropped) {
+  if (step == Step::probe && request_->moves->remote->probe && !request_->moves->remote->dropped) {
     failure_.probe_posted();
     return post_landing_probe();
   }
@@ -141,7 +146,7 @@ void Transfer::release_kept_requests() {
   for (const capi::Request request : failure_.clear()) discard_request(request);
 }
 
-// A request has succeeded. One of a prepared transfer is kept for the next post.
+// A prepared transfer keeps a successful request for its next post.
 void Transfer::return_request(capi::Request request) {
   const bool is_probe = state_ == State::confirming_landing || state_ == State::resolving_failure;
   if (agent_.captures_telemetry() && !is_probe) poster_.add_telemetry(request);
@@ -155,33 +160,32 @@ void Transfer::discard_request(capi::Request request) {
 
 void Transfer::finish() {
   state_ = State::finished;
-  // Counters change before JavaScript hears of the outcome, so that it finds them right.
+  // Counters change before JavaScript hears of the outcome.
   --agent_.counters().transfers_in_flight;
   const bool succeeded = !outcome_closed_ && report_success();
   if (!succeeded) events_.send(Event::released(ticket()));
 }
 
-// Sends the notification and reports the outcome. Returns false where that is a failure, or where
-// the caller has aborted meanwhile.
+// Returns false after a failure or an abort.
 bool Transfer::report_success() {
   outcome_closed_ = true;
-  // From here on it is too late to abort, so the notification may leave.
+  // No abort is possible from here on, so the notification may leave.
   if (!request_->outcome.try_settle()) {
     ++agent_.counters().transfers_failed;
     return false;
   }
-  agent_.peers().mark_connected(request_->peer());
+  agent_.peers().mark_connected(request_->moves->peer());
   try {
     if (poster_.sends_notification()) ++agent_.counters().notifications_sent;
-    else if (request_->notification) agent_.peers().notify(request_->peer(), *request_->notification);
+    else if (request_->notification) agent_.peers().notify(request_->moves->peer(), *request_->notification);
   } catch (const Failure& failure) {
     ++agent_.counters().transfers_failed;
     events_.send(Event::failed(Event::Kind::done, ticket(), failure));
     return false;
   }
   ++agent_.counters().transfers_done;
-  agent_.counters().bytes_transferred += request_->selection->bytes();
-  events_.send(Event::done(ticket(), poster_.outcome()));
+  agent_.counters().bytes_transferred += request_->moves->selection.bytes();
+  events_.send({.kind = Event::Kind::done, .ticket = ticket(), .value = poster_.outcome()});
   return true;
 }
 
@@ -189,7 +193,7 @@ void Transfer::fail(Failure failure) {
   if (close_as_failed()) events_.send(Event::failed(Event::Kind::done, ticket(), std::move(failure)));
 }
 
-// Returns whether the failure is still to be reported: not if the caller has aborted.
+// False after an abort: nothing is reported.
 bool Transfer::close_as_failed() {
   if (outcome_closed_) return false;
   outcome_closed_ = true;
@@ -207,7 +211,7 @@ void Transfer::cancel(Failure failure) {
 }
 
 Failure Transfer::peer_gone() const {
-  return Failure("KV_TRANSFER_FAILED", request_->describe() + " failed: the peer's process is gone",
+  return Failure("KV_TRANSFER_FAILED", request_->moves->describe() + " failed: the peer's process is gone",
                  "if it was restarted, add it again with its new metadata");
 }
 

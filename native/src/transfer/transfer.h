@@ -1,57 +1,104 @@
 #pragma once
 
-#include <cstdint>
-#include <memory>
+#include <algorithm>
 
-#include "library/failure.h"
-#include "library/nixl_capi.h"
-#include "libfabric/ambiguous_failure.h"
-#include "request/request_tracker.h"
+#include "libfabric/safeguards.h"
 #include "transfer/slice_poster.h"
-#include "transfer/transfer_request.h"
 
 namespace kv::nixl {
 
 class EventSender;
 class NixlAgent;
 
-// One transfer, from its first slice to the release of its last NIXL request. Sends JavaScript
-// `done` with the outcome, or `done` with a failure and later `released`, or `released` alone after
-// an abort. Used by the thread that has the agent's turn.
+// Owns one transfer's NIXL requests: in flight, or ended and not released. Lives on the agent's
+// thread. A request that NIXL does not release ends with the agent, and no call may name it then.
+class RequestTracker {
+ public:
+  explicit RequestTracker(capi::Agent agent) : agent_(agent) {}
+
+  // Allocates beforehand: a posted request must not be lost for want of memory.
+  void make_room() {
+    in_flight_.reserve(in_flight_.size() + 1);
+    ended_.reserve(count() + 1);
+  }
+
+  void add_in_flight(capi::Request request) { in_flight_.push_back(request); }
+  // Nothing of the request may be under way.
+  void add_ended(capi::Request request) { ended_.push_back(request); }
+
+  size_t in_flight_count() const { return in_flight_.size(); }
+  // In flight or not released.
+  size_t count() const { return in_flight_.size() + ended_.size(); }
+  bool empty() const { return in_flight_.empty() && ended_.empty(); }
+
+  // Calls `on_end(request, status)`, which takes over an ended request. With `give_up()` true,
+  // requests in progress count as ended.
+  template <typename GiveUp, typename OnEnd>
+  void poll(GiveUp give_up, OnEnd on_end) {
+    for (size_t index = 0; index < in_flight_.size();) {
+      const capi::Status status = capi::get_xfer_status(agent_, in_flight_[index]);
+      if (status == capi::kInProgress && !give_up()) {
+        ++index;
+        continue;
+      }
+      const capi::Request request = in_flight_[index];
+      in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(index));
+      on_end(request, status);
+    }
+  }
+
+  // Keeps requests that NIXL still holds for the next attempt.
+  void release_ended() {
+    std::erase_if(ended_, [this](capi::Request request) {
+      if (capi::release_xfer_req(agent_, request) != capi::kSuccess) return false;
+      capi::destroy_xfer_req(request);
+      return true;
+    });
+  }
+
+  // Treats requests in flight as ended. Releasing them cancels them, if NIXL can.
+  void cancel_in_flight() {
+    for (const capi::Request request : std::exchange(in_flight_, {})) ended_.push_back(request);
+  }
+
+ private:
+  capi::Agent agent_;
+  std::vector<capi::Request> in_flight_;
+  std::vector<capi::Request> ended_;
+};
+
+// From the first slice to the release of the last NIXL request. Sends JavaScript `done`; `done`
+// with a failure and later `released`; or only `released` after an abort. For the thread that has
+// the agent's turn.
 class Transfer {
  public:
-  // The agent and the sender outlive it.
+  // The agent and the sender must outlive it.
   Transfer(NixlAgent& agent, EventSender& events, std::shared_ptr<TransferRequest> request);
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
-  // Looks after the requests in flight, then posts one slice if `may_post`. Returns whether
-  // anything changed.
+  // Looks after requests, then posts a slice if `may_post`. Returns whether anything changed.
   bool advance(bool may_post);
-  // Whether a slice can be posted now.
   bool wants_to_post() const;
-  // Posts no more slices and reports nothing more, since the environment has ended.
+  // Posts and reports nothing more, since the environment has ended.
   void abandon();
-  // Fails the transfer and has NIXL cancel what is in flight, since the agent ends.
+  // Fails and has NIXL cancel what is in flight, since the agent ends.
   void cancel(Failure failure);
 
-  // Whether it must be looked after although it posts nothing: requests are in flight or not
-  // released, or it waits for something.
+  // Requests are in flight or not released, or it waits for something.
   bool under_way() const { return state_ != State::posting || requests_.count() > 0; }
-  // Whether everything was reported and released.
+  // Everything was reported and released.
   bool finished() const { return state_ == State::finished; }
-  // The number by which JavaScript knows it.
   uint64_t ticket() const { return request_->ticket; }
-  // What the caller asked for.
   const TransferRequest& request() const { return *request_; }
 
  private:
   enum class State {
     posting,             // slices are left to post
-    draining,            // no more slices are posted; their requests are in flight or not yet released
+    draining,            // all slices are posted; requests are in flight or not released
     confirming_landing,  // a READ of one byte shows that a WRITE has landed
-    resolving_failure,   // a failure may be another peer's, see AmbiguousFailure
-    releasing,           // nothing is in flight; NIXL has not yet released every request
+    resolving_failure,   // a failure may be another peer's
+    releasing,           // nothing is in flight; some requests are not released
     finished,
   };
 
@@ -79,8 +126,7 @@ class Transfer {
   RequestTracker requests_;
   AmbiguousFailure failure_;
   State state_ = State::posting;
-  // The outcome was reported, or the caller has aborted: no slice is posted any more, and only
-  // `released` is still to be sent.
+  // After the outcome or an abort: posts no slice, and sends only `released`.
   bool outcome_closed_ = false;
 };
 

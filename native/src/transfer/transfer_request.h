@@ -2,29 +2,72 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdint>
 #include <memory>
-#include <optional>
-#include <string>
+#include <unordered_map>
 
 #include "events/event.h"
-#include "library/nixl_capi.h"
 #include "memory/prepared_list.h"
-#include "request/prepared_transfer.h"
 #include "transfer/transfer_selection.h"
 
 namespace kv::nixl {
 
-// Decides between the caller of a transfer, who may abort it, and the agent's thread, which reports
-// its outcome: whoever comes first wins. Used on both threads.
+class NixlAgent;
+
+// Immutable once made.
+struct Moves {
+  capi::Operation operation = capi::Operation::read;
+  std::shared_ptr<PreparedList> local;
+  std::shared_ptr<PreparedList> remote;
+  TransferSelection selection;
+
+  // The agent's own name for storage.
+  const std::string& peer() const { return *remote->remote; }
+  // For error messages, such as `READ of 4 descriptors (65536 bytes) from agent "p0"`.
+  std::string describe() const;
+};
+
+// NIXL requests, one per slice, that are made once and posted many times, by one user at a time.
+// Belongs to the agent's thread.
+class PreparedTransfer : public Closable {
+ public:
+  explicit PreparedTransfer(std::shared_ptr<const Moves> moves) : moves(std::move(moves)) {}
+
+  const std::shared_ptr<const Moves> moves;
+
+  // Makes all requests anew. Throws KV_TRANSFER_FAILED; no request is left then.
+  void make(NixlAgent& agent);
+  // Whether every request is here. Failed ones were released.
+  bool complete() const;
+  // One request per slice.
+  size_t count() const { return requests_.size(); }
+  // Descriptors left after merging.
+  uint64_t merged() const { return merged_; }
+  // Empty where NIXL does not say. Throws KV_TRANSFER_INVALID while it is posted, and after a post
+  // has failed.
+  std::string backend(NixlAgent& agent) const;
+  // Hands out a slice's request. The caller owns it.
+  capi::Request take(size_t slice);
+  // Takes back a successful request. False if it was not handed out.
+  bool give_back(capi::Request request);
+  // A request that was handed out has failed.
+  void forget(capi::Request request) { handed_out_.erase(request); }
+  void release(NixlAgent& agent);
+
+ private:
+  // Null for a request that is handed out, or failed.
+  std::vector<capi::Request> requests_;
+  std::unordered_map<capi::Request, size_t> handed_out_;
+  uint64_t merged_ = 0;
+};
+
+// The first wins: the caller with an abort, or the agent's thread with an outcome. For both
+// threads.
 class OutcomeLatch {
  public:
-  // On the JavaScript thread. Returns false if the outcome is settled, and on its way to the
-  // caller.
+  // On the JavaScript thread. False if the outcome is on its way.
   bool try_abort() { return try_set(State::aborted); }
-  // On the agent's thread. Returns false if the caller has aborted.
+  // On the agent's thread. False after an abort.
   bool try_settle() { return try_set(State::settled); }
-  // Whether the caller has aborted.
   bool aborted() const { return state_.load() == State::aborted; }
 
  private:
@@ -38,34 +81,19 @@ class OutcomeLatch {
   std::atomic<State> state_{State::open};
 };
 
-// What a caller asked to transfer.
 struct TransferRequest {
-  // The number by which JavaScript knows the transfer.
   uint64_t ticket = 0;
-  capi::Operation operation = capi::Operation::read;
-  std::shared_ptr<PreparedList> local;
-  std::shared_ptr<PreparedList> remote;
-  std::shared_ptr<const TransferSelection> selection;
-  // The requests to post, where they were made before; null otherwise.
+  std::shared_ptr<const Moves> moves;
+  // Requests made before, or null.
   std::shared_ptr<PreparedTransfer> prepared;
-  // Sent to the peer once all bytes have landed.
+  // Sent once all bytes have landed.
   std::optional<Bytes> notification;
-  // The caller may abort. The notification must not leave before the outcome is certain then, so it
-  // cannot be sent with the data.
+  // The caller may abort, so the notification must await the outcome.
   bool abortable = false;
-  // When the caller asked, for the timings of the outcome.
+  // For the outcome's timings.
   std::chrono::steady_clock::time_point asked_at;
 
   OutcomeLatch outcome;
-
-  // The peer, or this agent's own name for a transfer with storage.
-  const std::string& peer() const { return *remote->remote; }
-  // For error messages, such as `READ of 4 descriptors (65536 bytes) from agent "p0"`.
-  std::string describe() const {
-    const bool reads = operation == capi::Operation::read;
-    return std::string(reads ? "READ" : "WRITE") + " of " + std::to_string(selection->count()) + " descriptors (" +
-           std::to_string(selection->bytes()) + " bytes) " + (reads ? "from" : "to") + " agent \"" + peer() + "\"";
-  }
 };
 
 }  // namespace kv::nixl

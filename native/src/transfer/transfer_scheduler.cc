@@ -6,27 +6,27 @@ namespace kv::nixl {
 
 namespace {
 
-// Transfers that are looked after between two posts. To ask NIXL about one takes about 0.1 us.
+// Transfers looked after between two posts. Asking NIXL takes about 0.1 us each.
 constexpr size_t kMostBetweenPosts = 32;
 
 }  // namespace
 
 void TransferScheduler::add(std::unique_ptr<Transfer> transfer) {
   const uint64_t ticket = transfer->ticket();
+  posting_.push_back(ticket);
   Entry& entry = transfers_[ticket];
   entry.transfer = std::move(transfer);
   entry.posting = true;
-  posting_.push_back(ticket);
 }
 
 void TransferScheduler::start(std::unique_ptr<Transfer> transfer) {
-  transfer->advance(true);
-  if (!transfer->finished() && transfer->under_way()) transfer->advance(false);
-  if (transfer->finished()) return on_end_(*transfer);
   const uint64_t ticket = transfer->ticket();
   Entry& entry = transfers_[ticket];
   entry.transfer = std::move(transfer);
-  enqueue(ticket, entry);
+  entry.transfer->advance(true);
+  if (entry.transfer->finished() || !entry.transfer->under_way()) return settle(ticket, entry);
+  entry.transfer->advance(false);
+  settle(ticket, entry);
 }
 
 bool TransferScheduler::advance() {
@@ -34,7 +34,6 @@ bool TransferScheduler::advance() {
   return look_after(posting_.empty() ? under_way_.size() : kMostBetweenPosts) || posted;
 }
 
-// The first transfer that can post a slice does.
 bool TransferScheduler::post_next() {
   while (!posting_.empty()) {
     const uint64_t ticket = posting_.front();
@@ -61,19 +60,19 @@ bool TransferScheduler::look_after(size_t most) {
   return changed;
 }
 
-// Afterwards the transfer is in the queues in which it belongs, or has ended.
 bool TransferScheduler::advance(uint64_t ticket, Entry& entry, bool may_post) {
   const bool changed = entry.transfer->advance(may_post);
+  const bool ended = entry.transfer->finished();
+  settle(ticket, entry);
+  return changed || ended;
+}
+
+void TransferScheduler::settle(uint64_t ticket, Entry& entry) {
   if (entry.transfer->finished()) {
     on_end_(*entry.transfer);
     transfers_.erase(ticket);
-    return true;
+    return;
   }
-  enqueue(ticket, entry);
-  return changed;
-}
-
-void TransferScheduler::enqueue(uint64_t ticket, Entry& entry) {
   if (!entry.posting && entry.transfer->wants_to_post()) {
     entry.posting = true;
     posting_.push_back(ticket);

@@ -1,70 +1,64 @@
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "transfer/transfer.h"
 
 namespace kv::nixl {
 
-// The transfers of one agent. Those that have slices to post take turns, one slice each; those with
-// something under way are looked after. A turn takes as long with thousands of waiting transfers as
-// with one. Used by the thread that has the agent's turn.
+// One agent's transfers. Those with slices take turns, one slice each. A turn's time does not grow
+// with waiting transfers. For the thread that has the agent's turn.
 class TransferScheduler {
  public:
-  // Called when a transfer has finished, before it is destroyed.
+  // Called before a finished transfer is destroyed.
   using OnEnd = std::function<void(const Transfer&)>;
 
-  // No transfers.
   explicit TransferScheduler(OnEnd on_end) : on_end_(std::move(on_end)) {}
   TransferScheduler(const TransferScheduler&) = delete;
   TransferScheduler& operator=(const TransferScheduler&) = delete;
 
-  // Adds a transfer. Its turn comes after those that wait now.
+  // Its turn comes after those that wait.
   void add(std::unique_ptr<Transfer> transfer);
-  // Posts the first slice of a transfer at once and looks after it. Adds it if it does not end with
-  // that.
+  // Posts the first slice at once. Adds the transfer unless it ends with that.
   void start(std::unique_ptr<Transfer> transfer);
-  // Whether there are no transfers.
+  // False if `add` or `start` threw for want of memory before a post.
+  bool contains(uint64_t ticket) const { return transfers_.contains(ticket); }
   bool empty() const { return transfers_.empty(); }
 
-  // One turn: posts one slice, so that commands and notifications never wait for more than one, and
-  // looks after transfers under way. Returns whether anything changed.
+  // Posts one slice, so that commands and notifications wait for no more, and looks after
+  // transfers. Returns whether anything changed.
   bool advance();
-  // Looks after one transfer at once, also while it waits for its turn: its caller has aborted it.
-  // Ignores a ticket that is not known.
+  // At once, since its caller has aborted it. Ignores unknown tickets.
   void attend(uint64_t ticket);
-  // Looks after all transfers at once: a peer has died.
+  // At once, since a peer has died.
   void attend_all();
-  // Abandons all transfers. Those with nothing under way end now.
+  // Transfers with nothing under way end now.
   void abandon_all();
-  // Hands over all transfers, without calling `on_end`.
+  // Hands over all transfers without `on_end`.
   std::vector<std::unique_ptr<Transfer>> take_all();
 
  private:
   struct Entry {
     std::unique_ptr<Transfer> transfer;
-    // Whether its ticket is in `posting_` and in `under_way_`.
+    // Whether its ticket is in these queues.
     bool posting = false;
     bool under_way = false;
   };
 
   bool advance(uint64_t ticket, Entry& entry, bool may_post);
-  void enqueue(uint64_t ticket, Entry& entry);
+  // Queues a transfer as needed, or ends it.
+  void settle(uint64_t ticket, Entry& entry);
   bool post_next();
   bool look_after(size_t most);
 
   OnEnd on_end_;
   std::unordered_map<uint64_t, Entry> transfers_;
-  // Tickets of transfers that have slices to post, in the order of their turns, and of those that
-  // have something under way, in the order in which they are looked after. A ticket whose transfer
-  // has ended meanwhile is skipped.
+  // Tickets with slices to post, by turn, and with something under way. Those of ended transfers
+  // are skipped.
   std::deque<uint64_t> posting_;
   std::deque<uint64_t> under_way_;
 };

@@ -14,8 +14,8 @@ Failure invalid(const std::string& message) { return Failure("KV_TRANSFER_INVALI
 
 void require_ids(const std::vector<int32_t>& ids, const DescriptorLayout& layout, const char* name) {
   const uint32_t count = layout.count();
-  // As unsigned numbers, negative ids are too large as well. The loop has no branch, so that the
-  // compiler vectorises it.
+  // Negative ids are too large as unsigned numbers. Without branches the compiler vectorises the
+  // loop.
   uint32_t any_invalid = 0;
   for (const int32_t id : ids) any_invalid |= static_cast<uint32_t>(static_cast<uint32_t>(id) >= count);
   if (any_invalid == 0) return;
@@ -30,7 +30,6 @@ bool in_range(const DescriptorLayout& layout, int64_t first, int64_t count) {
   return first >= 0 && first + count <= static_cast<int64_t>(layout.count());
 }
 
-// The indices that runs cover in one list, from the lowest to one past the highest.
 struct IndexRange {
   int64_t lowest = INT32_MAX;
   int64_t end = 0;
@@ -43,18 +42,18 @@ struct IndexRange {
 
 }  // namespace
 
-TransferSelection TransferSelection::of_ids(const int32_t* local, size_t local_count, const int32_t* remote, size_t remote_count,
-                                            const DescriptorLayout& local_layout, const DescriptorLayout& remote_layout) {
-  if (local_count != remote_count || local_count == 0) {
-    throw invalid(std::to_string(local_count) + " local ids and " + std::to_string(remote_count) +
+TransferSelection TransferSelection::of_ids(std::vector<int32_t> local, std::vector<int32_t> remote, const DescriptorLayout& local_layout,
+                                            const DescriptorLayout& remote_layout) {
+  if (local.size() != remote.size() || local.empty()) {
+    throw invalid(std::to_string(local.size()) + " local ids and " + std::to_string(remote.size()) +
                   " remote ids; a transfer needs the same number of each, and at least one");
   }
   TransferSelection selection;
-  selection.local_.assign(local, local + local_count);
-  selection.remote_.assign(remote, remote + remote_count);
+  selection.local_ = std::move(local);
+  selection.remote_ = std::move(remote);
   require_ids(selection.local_, local_layout, "localIds");
   require_ids(selection.remote_, remote_layout, "remoteIds");
-  selection.count_ = local_count;
+  selection.count_ = selection.local_.size();
   selection.measure_bytes(local_layout, remote_layout);
   return selection;
 }
@@ -80,8 +79,7 @@ TransferSelection TransferSelection::of_runs(std::vector<int32_t> runs, std::vec
     remote.add(rows[at + 1], rows[at + 2]);
     descriptors += static_cast<uint32_t>(rows[at + 2]);
   }
-  // Checking each offset against the range of all runs takes runs + offsets steps, and not their
-  // product.
+  // Compares each offset with the range of all runs: runs + offsets steps, not their product.
   for (size_t at = 0; at < selection.offsets_.size(); at += kOffsetNumbers) {
     const int64_t local_offset = selection.offsets_[at];
     const int64_t remote_offset = selection.offsets_[at + 1];
@@ -96,7 +94,6 @@ TransferSelection TransferSelection::of_runs(std::vector<int32_t> runs, std::vec
   return selection;
 }
 
-// Throws for the first run that these offsets move out of its list.
 void TransferSelection::throw_out_of_range(int64_t local_offset, int64_t remote_offset, const DescriptorLayout& local,
                                            const DescriptorLayout& remote) const {
   const auto require = [](size_t run, int64_t first, int64_t count, const DescriptorLayout& layout, const char* side) {
@@ -110,7 +107,7 @@ void TransferSelection::throw_out_of_range(int64_t local_offset, int64_t remote_
   }
 }
 
-// Sums up the bytes, and throws for a pair of descriptors that differ in length.
+// Throws for a pair of descriptors that differ in length.
 void TransferSelection::measure_bytes(const DescriptorLayout& local, const DescriptorLayout& remote) {
   if (local.uniform_length() != 0 && local.uniform_length() == remote.uniform_length()) {
     bytes_ = count_ * local.uniform_length();

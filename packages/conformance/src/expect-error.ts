@@ -1,10 +1,7 @@
 import { KvError, type KvErrorCode } from "@kv/interface";
 import { expect } from "vitest";
 
-/**
- * Expects that `act` throws or rejects with a `KvError` of one of the codes and a message of some
- * length.
- */
+/** Expects a `KvError` with one of the codes and a message of some length. */
 export async function expectError(act: () => unknown, ...codes: KvErrorCode[]): Promise<KvError> {
   let outcome: unknown;
   try {
@@ -15,7 +12,7 @@ export async function expectError(act: () => unknown, ...codes: KvErrorCode[]): 
   return expect.fail(`expected ${codes.join(" or ")}, got the value ${String(outcome)}`);
 }
 
-/** As `expectError`, for a call that must throw synchronously. */
+/** As `expectError`, for a synchronous throw. */
 export function expectThrown(act: () => unknown, ...codes: KvErrorCode[]): KvError {
   try {
     act();

@@ -16,21 +16,20 @@ export {
   multiConnector,
   multiConnectorOf,
 } from "./multi-connector.js";
-export { cpuPlatform } from "./platforms/cpu-platform.js";
-export { type CudaPlatformOptions, cudaPlatform } from "./platforms/cuda-platform.js";
-export { importFrom } from "./registry/load-connector.js";
+export { type CudaPlatformOptions, cpuPlatform, cudaPlatform } from "./platforms.js";
 export {
   type ConnectorChoice,
   type ConnectorLoader,
   type ConnectorRegistry,
   type ConnectorRegistryOptions,
   connectorRegistry,
+  importFrom,
   registerConnector,
   resolveConnector,
 } from "./registry/registry.js";
 export { type StagedOptions, staged } from "./staging/staged.js";
+export type { StagingCopied } from "./staging/staged-worker.js";
 export { stagingPoolBlocks } from "./staging/staging-pool.js";
-export type { StagingCopied } from "./staging/staging-step.js";
 export {
   createWorkerOutputAggregator,
   type WorkerOutputAggregator,

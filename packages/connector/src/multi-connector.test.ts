@@ -17,8 +17,10 @@ const output = (name: string) =>
   ({
     finishedSending: [`${name} sent`],
     finishedReceiving: [`${name} received`],
-    unverifiedReceiving: [`${name} unverified`],
-    failedReceiving: [{ requestId: name, code: "KV_INTERNAL", message: "", failureType: "" }],
+    unverifiedReceiving: [`${name} received`],
+    failedReceiving: [
+      { requestId: `${name} received`, code: "KV_INTERNAL", message: "", failureType: "" },
+    ],
     failedBlockIds: [name.length],
   }) satisfies Required<Omit<WorkerOutput, "connectorData">>;
 
@@ -44,7 +46,7 @@ function named(name: string, calls: string[]): ConnectorModule {
         afterAllocation: (request) => note("allocated", request),
         requestFinished(request) {
           note("finished", request);
-          return { keepBlocks: false };
+          return { keepBlocks: request.requestId.endsWith("sent") };
         },
         buildStepMetadata: () => ({ connector: name, step: 1 }),
         applyWorkerOutput: ({ connectorData }) => void calls.push(`${name} gets ${connectorData}`),
@@ -129,6 +131,13 @@ describe("dual connector", () => {
     expect(Object.keys(decodeMsgpack(told.payload, "test") as object)).toEqual(["pull", "push"]);
     await scheduler.setHandshakeMetadata([told]);
     expect(calls.splice(0)).toEqual(["pull port 5600 payload 4", "push port 5700 payload 4"]);
+    for (const name of ["pull", "push"]) {
+      scheduler.matchedTokens(request(`${name} received`), 0);
+      scheduler.afterAllocation(request(`${name} received`), [], 1);
+      scheduler.requestFinished(request(`${name} sent`), [], "length");
+    }
+    worker.startLoad(scheduler.buildStepMetadata());
+    calls.splice(0);
     const [pulled, pushed] = [output("pull"), output("push")];
     const lists = Object.keys(pulled) as (keyof typeof pulled)[];
     const { connectorData, ...merged } = worker.collectFinished();
@@ -149,7 +158,7 @@ describe("dual connector", () => {
     expect([scheduler.hasPendingWork(), scheduler.outstanding(), worker.outstanding()]).toEqual([
       true,
       { requests: 4 },
-      { leases: 6, awaited: 0 },
+      { leases: 6, loading: 0, keeping: 0 },
     ]);
     await scheduler.close();
     expect(calls).toEqual(["pull closed", "push closed"]);

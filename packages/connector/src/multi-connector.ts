@@ -7,50 +7,46 @@ import {
   type MatchedTokens,
   type SchedulerConnector,
   type StepMetadata,
+  settleAll,
   type WorkerConnector,
   type WorkerHandshakeMetadata,
+  type WorkerOutput,
 } from "@kv/interface";
 import { decodeMsgpack, encodeMsgpack, type TransferMode } from "@kv/protocol";
 import { readTransferConfig } from "./config/transfer-config.js";
 import { type ConnectorRegistry, resolveConnector } from "./registry/registry.js";
+import { withUnverified } from "./worker/connector-worker.js";
 
-/** vLLM's name in `kv_connector`. */
 const NAME = "MultiConnector";
-/** Each connector listens on the configured port plus this for each one before it. */
+/** Added to the configured port for each connector before. */
 const PORT_OFFSET = 100;
-/** Under this key, a step names requests whose blocks several connectors keep. */
+/** Step key of who keeps blocks, by request. */
 const KEEPERS = "keepers";
+/** Step key of who loads a request's KV. Only its reports of the request are believed. */
+const LOADERS = "loaders";
 
-/** One of the connectors. Its metadata of a step and of a handshake has the name `key`. */
 interface Part {
   readonly key: string;
   readonly module: ConnectorModule;
   readonly config: KvTransferConfig;
 }
 
-/** Returns the index of the one connector that serves a request. */
 type Route = (request: ConnectorRequest) => number;
 
 /** Options of `dualConnector`. */
 export interface DualConnectorOptions {
-  /** The connector's name in step metadata and errors. */
   readonly name: string;
-  /** The connector of requests whose blocks D reads. */
+  /** Serves requests whose blocks D reads. */
   readonly pull: ConnectorModule;
-  /** The connector of requests whose blocks P writes. */
+  /** Serves requests whose blocks P writes. */
   readonly push: ConnectorModule;
-  /**
-   * Returns the mode of a request whose `kv_transfer_params` have no `transfer_mode`. Must return
-   * the same mode for the same request.
-   */
+  /** Chooses where `kv_transfer_params` have no `transfer_mode`. Must be stable per request. */
   prefer(request: ConnectorRequest): TransferMode;
 }
 
 /**
- * Pull and push in one engine: each request uses the connector that its `transfer_mode` names. D's
- * requests get the mode from P's response. Each connector has its own agents, side channel and
- * tables; they share the registered memory and nothing else. Push listens on the configured port
- * plus 100.
+ * Pull and push in one engine: each request's `transfer_mode` selects the connector. The two share
+ * only the registered memory. Push listens on the configured port plus 100.
  */
 export function dualConnector(options: DualConnectorOptions): ConnectorModule {
   const { name, prefer } = options;
@@ -60,32 +56,30 @@ export function dualConnector(options: DualConnectorOptions): ConnectorModule {
   return connectorOf(name, partsOf, (request) => {
     const { transfer_mode: mode, do_remote_prefill: consumes } = request.kvTransferParams ?? {};
     if (mode === "pull" || mode === "push") return modes.indexOf(mode);
-    // D's parameters without a mode come from a P that serves pull, as vLLM's do.
+    // Parameters without a mode come from a P that serves pull, as vLLM's do.
     return modes.indexOf(consumes === true ? "pull" : prefer(request));
   });
 }
 
 /**
- * Several connectors in one engine, as vLLM's `MultiConnector`: a request's KV is loaded by the
- * first that has some of the prompt, in the order of the configuration, and saved by all.
- * `kv_connector_extra_config.connectors` lists a `kv_transfer_config` for each. Blocks that several
- * of them keep are given back when the last one has reported the request. Register it under vLLM's
- * name: `registerConnector("MultiConnector", async () => multiConnector)`.
+ * Several connectors in one engine, as vLLM's `MultiConnector`: the first that has some of the
+ * prompt loads it, and all save it. `kv_connector_extra_config.connectors` lists a
+ * `kv_transfer_config` for each. Blocks go back when their last keeper has reported the request.
+ * Register it with `registerConnector("MultiConnector", async () => multiConnector)`.
  */
 export const multiConnector: ConnectorModule = multiConnectorOf(resolveConnector);
 
 /**
- * `multiConnector` of a program with a registry of its own: its `resolve` finds the connectors.
- * Throws nothing.
+ * `multiConnector` for a registry of your own, whose `resolve` finds the connectors. Throws
+ * nothing.
  */
 export function multiConnectorOf(resolve: ConnectorRegistry["resolve"]): ConnectorModule {
   return connectorOf(NAME, (config) => configuredParts(config, resolve));
 }
 
 /**
- * Returns an object that delegates to `target`, except for the members in `overrides`. Use it to
- * wrap a scheduler or worker connector: spreading one (`{ ...worker, collectFinished }`) would lose
- * the methods of its class. Throws nothing.
+ * Returns an object that delegates to `target`, except for `overrides`. Spreading a connector into
+ * a literal would lose its class's methods. Throws nothing.
  */
 export function delegateTo<Target extends object>(
   target: Target,
@@ -100,7 +94,6 @@ export function delegateTo<Target extends object>(
   });
 }
 
-/** @throws `KV_CONFIG_INVALID`, and those of `readTransferConfig` and of the registry. */
 function configuredParts(
   config: KvTransferConfig,
   resolve: ConnectorRegistry["resolve"],
@@ -128,7 +121,6 @@ function configuredParts(
   );
 }
 
-/** With `route`, one connector serves a request; without, each of them may. */
 function connectorOf(
   name: string,
   partsOf: (config: KvTransferConfig) => readonly Part[] | Promise<readonly Part[]>,
@@ -153,7 +145,7 @@ function connectorOf(
   };
 }
 
-/** The parts' connectors by key. When one cannot be created, those before are closed. */
+/** Closes the earlier ones when one cannot be created. */
 async function openAll<T extends { close(): Promise<void> }>(
   parts: readonly Part[],
   open: (part: Part, index: number) => T | Promise<T>,
@@ -163,14 +155,21 @@ async function openAll<T extends { close(): Promise<void> }>(
     for (const [index, part] of parts.entries()) opened.push([part.key, await open(part, index)]);
     return opened;
   } catch (error) {
-    await Promise.all(opened.map(([, one]) => one.close()));
+    await settleAll(opened.map(([, one]) => one.close())).catch(() => {});
     throw error;
   }
 }
 
+type Loaders = Record<string, string>;
+
+interface Load {
+  readonly part: SchedulerConnector;
+  readonly isAsync: boolean;
+  isArriving: boolean;
+}
+
 type Keyed<T> = readonly [key: string, connector: T];
 
-/** The scheduler sides of several connectors as one. */
 function multiScheduler(
   name: string,
   keyed: readonly Keyed<SchedulerConnector>[],
@@ -178,20 +177,22 @@ function multiScheduler(
   route: Route | undefined,
 ): SchedulerConnector {
   const all = keyed.map(([, scheduler]) => scheduler);
-  /** The connector that loads a request's KV, of requests that have not ended. */
-  const loaders = new Map<string, SchedulerConnector>();
-  /** How many connectors keep an ended request's blocks, where several do; since the last step. */
-  let keepers: Record<string, number> = {};
+  const keyOf = new Map(keyed.map(([key, scheduler]) => [scheduler, key]));
+  const loads = new Map<string, Load>();
+  const kept = new Map<string, readonly string[]>();
+  /** Since the last step. */
+  let news = { [KEEPERS]: {} as Record<string, readonly string[]>, [LOADERS]: {} as Loaders };
   let step = 0;
-  /** The connectors that may serve a request. */
   const servers = (request: ConnectorRequest) =>
     route === undefined ? all : all.slice(route(request), route(request) + 1);
   const loaderOf = (request: ConnectorRequest) =>
-    route === undefined ? loaders.get(request.requestId) : all[route(request)];
+    route === undefined ? loads.get(request.requestId)?.part : all[route(request)];
   return {
     name,
     loadFailurePolicy,
     async setHandshakeMetadata(workers) {
+      // New workers know none of them.
+      news[KEEPERS] = Object.fromEntries(kept);
       for (const [key, scheduler] of keyed)
         await scheduler.setHandshakeMetadata(workers.map((worker) => payloadOf(worker, key)));
     },
@@ -206,13 +207,14 @@ function multiScheduler(
     },
     matchedTokens(request, ...computed) {
       let chosen: MatchedTokens = { tokens: 0, async: false };
-      loaders.delete(request.requestId);
+      const { requestId } = request;
+      loads.delete(requestId);
       for (const part of servers(request)) {
         const matched = part.matchedTokens(request, ...computed);
         if (matched.wait === true) return matched;
         if (chosen.tokens > 0 || matched.tokens === 0) continue;
         chosen = matched;
-        loaders.set(request.requestId, part);
+        loads.set(requestId, { part, isAsync: matched.async, isArriving: false });
       }
       return chosen;
     },
@@ -220,7 +222,13 @@ function multiScheduler(
       loaderOf(request)?.cacheHitSource?.(request) ?? "external_unspecified",
     firstToken: (request) => loaderOf(request)?.firstToken?.(request),
     afterAllocation(request, blockIds, externalTokens, computedTokens) {
+      const { requestId } = request;
       const loader = loaderOf(request);
+      const load = loads.get(requestId);
+      if (externalTokens > 0 && load?.isAsync === true) {
+        load.isArriving = true;
+        news[LOADERS][requestId] = keyOf.get(load.part) ?? "";
+      }
       for (const part of servers(request)) {
         const tokens = part === loader ? externalTokens : 0;
         part.afterAllocation(request, blockIds, tokens, computedTokens);
@@ -233,44 +241,58 @@ function multiScheduler(
         connector: name,
         step,
         ...Object.fromEntries(steps),
-        [KEEPERS]: keepers,
+        ...news,
       };
-      keepers = {};
+      news = { [KEEPERS]: {}, [LOADERS]: {} };
       return metadata;
     },
     requestFinished(request, blockIds, reason) {
       const { requestId } = request;
-      loaders.delete(requestId);
-      const finished = servers(request).map((part) =>
-        part.requestFinished(request, blockIds, reason),
-      );
-      const count = finished.filter(({ keepBlocks }) => keepBlocks).length;
-      if (count > 1) keepers[requestId] = count;
+      const load = loads.get(requestId);
+      loads.delete(requestId);
+      const parts = servers(request);
+      const finished = parts.map((part) => part.requestFinished(request, blockIds, reason));
+      const keeping = parts.filter((_, index) => finished[index]?.keepBlocks === true);
+      const arriving = load?.isArriving === true ? load.part : undefined;
+      if (arriving === undefined || !keeping.includes(arriving)) delete news[LOADERS][requestId];
+      // The loader still reports its blocks as received.
+      const keepers = keeping.flatMap((part) => (part === arriving ? [] : (keyOf.get(part) ?? [])));
+      if (keepers.length > 0) {
+        kept.set(requestId, keepers);
+        news[KEEPERS][requestId] = keepers;
+      }
       const params = finished
         .map(({ kvTransferParams }) => kvTransferParams)
         .filter((given) => given !== undefined);
       return {
-        keepBlocks: count > 0,
+        keepBlocks: keeping.length > 0,
         ...(params.length === 0 ? {} : { kvTransferParams: together(params) }),
       };
     },
     applyWorkerOutput(output) {
-      // Each connector ignores the requests that it does not know.
+      for (const requestId of output.finishedSending) kept.delete(requestId);
+      for (const requestId of output.finishedReceiving) {
+        kept.delete(requestId);
+        const load = loads.get(requestId);
+        if (load !== undefined) load.isArriving = false;
+      }
+      // Each connector ignores unknown requests.
       const data = output.connectorData as Readonly<Record<string, unknown>> | undefined;
       for (const [key, scheduler] of keyed)
         scheduler.applyWorkerOutput({ ...output, connectorData: data?.[key] });
     },
     hasPendingWork: () =>
-      Object.keys(keepers).length > 0 || all.some((scheduler) => scheduler.hasPendingWork()),
+      Object.keys(news[KEEPERS]).length > 0 || all.some((scheduler) => scheduler.hasPendingWork()),
     outstanding: () => summed(all.map((scheduler) => scheduler.outstanding())),
     async close() {
-      loaders.clear();
-      await Promise.all(all.map((scheduler) => scheduler.close()));
+      loads.clear();
+      kept.clear();
+      await settleAll(all.map((scheduler) => scheduler.close()));
     },
   };
 }
 
-/** @throws `KV_CONFIG_INVALID` for two connectors that answer the same parameter, as in vLLM. */
+/** @throws `KV_CONFIG_INVALID` when two connectors answer the same parameter, as in vLLM. */
 function together(params: readonly KvTransferParams[]): KvTransferParams {
   const merged: Record<string, unknown> = {};
   for (const [key, value] of params.flatMap((each) => Object.entries(each))) {
@@ -289,19 +311,31 @@ function together(params: readonly KvTransferParams[]): KvTransferParams {
 }
 
 /**
- * The worker sides of several connectors as one. A step, a layer and a save go to each of them. A
- * request whose blocks several connectors keep is reported when the last of them has.
+ * Believes of a request's KV only who loads it (vllm#53049), and of its blocks only who keeps them.
+ * Reports them as free when the last keeper has.
  */
 function multiWorker(name: string, keyed: readonly Keyed<WorkerConnector>[]): WorkerConnector {
   const all = keyed.map(([, worker]) => worker);
   const canSleep = all.every(({ unregisterKvCaches }) => unregisterKvCaches !== undefined);
-  /** Reports of a request to come, of requests that several connectors keep. */
-  const awaited = new Map<string, number>();
-  const isLastReport = (requestId: string) => {
-    const left = (awaited.get(requestId) ?? 1) - 1;
-    if (left === 0) awaited.delete(requestId);
-    else awaited.set(requestId, left);
-    return left === 0;
+  const loading = new Map<string, string>();
+  const keeping = new Map<string, Set<string>>();
+  const isFree = (requestId: string) => {
+    if ((keeping.get(requestId)?.size ?? 0) > 0) return false;
+    keeping.delete(requestId);
+    return true;
+  };
+  const hasSent = (key: string) => (requestId: string) =>
+    keeping.get(requestId)?.delete(key) === true && isFree(requestId);
+  const hasReceived = (key: string, failed: WorkerOutput["failedReceiving"]) => {
+    const isAtRisk = (id: string) =>
+      failed.some(({ requestId, blocksAtRisk }) => requestId === id && blocksAtRisk === true);
+    return (requestId: string) => {
+      if (loading.get(requestId) !== key) return false;
+      // The blocks are reported again when they are safe.
+      if (isAtRisk(requestId)) return true;
+      loading.delete(requestId);
+      return isFree(requestId);
+    };
   };
   const unregisterKvCaches = async () => {
     await Promise.all(all.map((worker) => worker.unregisterKvCaches?.()));
@@ -319,8 +353,11 @@ function multiWorker(name: string, keyed: readonly Keyed<WorkerConnector>[]): Wo
       return { tpRank, ppRank, payload: encodeMsgpack(Object.fromEntries(payloads)) };
     },
     startLoad(step) {
-      const keepers = (step[KEEPERS] ?? {}) as Record<string, number>;
-      for (const [requestId, count] of Object.entries(keepers)) awaited.set(requestId, count);
+      const loaders = Object.entries((step[LOADERS] ?? {}) as Loaders);
+      for (const [requestId, key] of loaders) loading.set(requestId, key);
+      const keepers = (step[KEEPERS] ?? {}) as Readonly<Record<string, readonly string[]>>;
+      for (const [requestId, keys] of Object.entries(keepers))
+        keeping.set(requestId, new Set(keys));
       for (const [key, worker] of keyed) worker.startLoad(stepOf(step, key));
     },
     layerComputed(layer) {
@@ -332,35 +369,44 @@ function multiWorker(name: string, keyed: readonly Keyed<WorkerConnector>[]): Wo
       );
     },
     collectFinished() {
-      const outputs = all.map((worker) => worker.collectFinished());
-      const unverifiedReceiving = outputs.flatMap((output) => output.unverifiedReceiving ?? []);
-      const data = keyed.map(([key], index) => [key, outputs[index]?.connectorData] as const);
+      const outputs = keyed.map(([key, worker]) => [key, worker.collectFinished()] as const);
+      const unverified = new Set(
+        outputs.flatMap(([key, { unverifiedReceiving = [] }]) =>
+          unverifiedReceiving.filter((requestId) => loading.get(requestId) === key),
+        ),
+      );
+      const failedReceiving = outputs.flatMap(([key, output]) =>
+        output.failedReceiving.filter(({ requestId }) => loading.get(requestId) === key),
+      );
+      const data = outputs.map(([key, { connectorData }]) => [key, connectorData] as const);
       const hasData = data.some(([, one]) => one !== undefined);
-      return {
+      const output = {
         ...(hasData ? { connectorData: Object.fromEntries(data) } : {}),
-        ...(unverifiedReceiving.length === 0 ? {} : { unverifiedReceiving }),
-        finishedSending: outputs.flatMap((output) => output.finishedSending).filter(isLastReport),
-        finishedReceiving: outputs
-          .flatMap((output) => output.finishedReceiving)
-          .filter(isLastReport),
-        failedReceiving: outputs.flatMap(({ failedReceiving }) => failedReceiving),
-        failedBlockIds: outputs.flatMap(({ failedBlockIds }) => failedBlockIds),
+        finishedSending: outputs.flatMap(([key, each]) =>
+          each.finishedSending.filter(hasSent(key)),
+        ),
+        finishedReceiving: outputs.flatMap(([key, each]) =>
+          each.finishedReceiving.filter(hasReceived(key, each.failedReceiving)),
+        ),
+        failedReceiving,
+        failedBlockIds: outputs.flatMap(([, { failedBlockIds }]) => failedBlockIds),
       };
+      return withUnverified(output, unverified);
     },
     onProgress(listener) {
       for (const worker of all) worker.onProgress(listener);
     },
     outstanding: () => ({
       ...summed(all.map((worker) => worker.outstanding())),
-      awaited: awaited.size,
+      loading: loading.size,
+      keeping: keeping.size,
     }),
     async close() {
-      await Promise.all(all.map((worker) => worker.close()));
+      await settleAll(all.map((worker) => worker.close()));
     },
   };
 }
 
-/** The handshake metadata of one of the connectors. */
 function payloadOf(worker: WorkerHandshakeMetadata, key: string): WorkerHandshakeMetadata {
   const payloads = decodeMsgpack(
     worker.payload,
@@ -378,7 +424,6 @@ function stepOf(step: StepMetadata, key: string): StepMetadata {
   );
 }
 
-/** The sums of counts, by name. */
 function summed(counts: readonly Readonly<Record<string, number>>[]): Record<string, number> {
   const sum: Record<string, number> = {};
   for (const each of counts) {

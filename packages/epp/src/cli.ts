@@ -2,7 +2,13 @@
 import { readFileSync } from "node:fs";
 import tab from "@bomb.sh/tab/commander";
 import { instanceName, type Role } from "@kv/fleet";
-import { connectKubernetes, createCommand, jsonLog, openTracer } from "@kv/fleet/front-end";
+import {
+  connectKubernetes,
+  createCommand,
+  jsonLog,
+  openTracer,
+  reloadAtHangup,
+} from "@kv/fleet/front-end";
 import { print, printError, reportFailure, runProgram } from "@kv/program";
 import { PROGRAM, parseCli } from "./config/cli-options.js";
 import { readSettings } from "./config/settings.js";
@@ -15,9 +21,9 @@ async function main(): Promise<void> {
     command.parse();
     return;
   }
-  const { host, port, logLevel, trace, settings } = parseCli(process.argv.slice(2), (path) =>
-    readFileSync(path, "utf8"),
-  );
+  const parse = () => parseCli(process.argv.slice(2), (path) => readFileSync(path, "utf8"));
+  const options = parse();
+  const { host, port, logLevel, trace, settings } = options;
   const log = jsonLog(logLevel, { write: printError });
   const instance = `${process.pid}`;
   const spans = await openTracer(trace, { service: "kv-epp", instance, log });
@@ -36,15 +42,16 @@ async function main(): Promise<void> {
   ].join("");
   const stop = (signal: NodeJS.Signals) => {
     log.info("closing", { signal, in_flight: picker.status().in_flight });
-    // The second signal ends the waits.
+    // A second signal ends the waits.
     picker
       .close()
       .then(() => spans.close())
       .catch(fail);
   };
+  reloadAtHangup({ log, options, parse, reload: (next) => picker.reload(next.settings) });
   process.on("SIGTERM", stop);
   process.on("SIGINT", stop);
-  // Whoever reads the line may send a signal at once.
+  // A reader of this line may send a signal at once.
   print(
     `kv-epp ready ${host}:${address.port} prefill ${names("prefill")} decode ${names("decode")}${more}\n`,
   );

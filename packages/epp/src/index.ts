@@ -1,4 +1,3 @@
-export { PICKER_LIMITS, type PickerLimit } from "./config/picker-limits.js";
 export {
   type PickerSettings,
   type PickerSettingsInput,

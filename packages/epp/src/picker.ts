@@ -1,8 +1,16 @@
 import { type InstancePool, parseInstanceSpec, type Role } from "@kv/fleet";
-import { AdminServer, Fleet, type FleetStatus, type FrontEndOptions } from "@kv/fleet/front-end";
+import {
+  AdminServer,
+  Fleet,
+  type FleetStatus,
+  type FrontEndOptions,
+  type Reloaded,
+  reloadedSettings,
+} from "@kv/fleet/front-end";
 import { BodyBudget, Certificate } from "@kv/http";
 import { KvError } from "@kv/interface";
 import { type PickerSettings, type PickerSettingsInput, readSettings } from "./config/settings.js";
+import { AnswerFaults } from "./ext-proc/answer-faults.js";
 import { extProcService } from "./ext-proc/processed-request.js";
 import { EndpointPicker, hasAddress } from "./pick/endpoint-picker.js";
 import {
@@ -14,60 +22,50 @@ import {
 } from "./server/grpc-server.js";
 import { healthService } from "./server/health-service.js";
 
-/** Options of `createPicker`: the settings, and what a program may pass in. */
+/** Options of `createPicker`. */
 export interface PickerOptions extends PickerSettingsInput, FrontEndOptions {}
 
-/** The state of the picker as JSON, for `/status`. */
+/** The picker's state for `/status`. */
 export interface PickerStatus extends FleetStatus {
-  /** Requests whose answers have not ended. */
   readonly in_flight: number;
 }
 
 /** Where the picker listens. */
 export interface PickerAddress {
-  /** The host that was passed to `listen`. */
   readonly host: string;
-  /** The port of ext_proc and gRPC health, also where a free one was taken. */
   readonly port: number;
-  /** The port of gRPC health without TLS; undefined where the settings have none. */
+  /** Port of gRPC health without TLS. */
   readonly healthPort?: number | undefined;
-  /** URL of `/metrics`; undefined where the settings have none. */
   readonly metricsUrl?: string | undefined;
 }
 
-/** An Endpoint Picker. */
-export interface Picker {
-  /**
-   * Starts to serve gateways, on 127.0.0.1 and port 9002 by default; port 0 takes a free one.
-   * @throws `KV_CONFIG_INVALID` when a port is taken or the host is not of this machine.
-   */
-  listen(options?: {
-    host?: string | undefined;
-    port?: number | undefined;
-  }): Promise<PickerAddress>;
-  /** The present state. */
-  status(): PickerStatus;
-  /** The instances of both roles, for a program that adds, drains and removes them. */
-  readonly instances: Readonly<Record<Role, InstancePool>>;
-  /**
-   * Health says NOT_SERVING from now on. After `drainMs` no further requests are taken; those in
-   * flight may end within `graceMs`. The defaults are the settings' `timeouts`. A second call ends
-   * both waits at once.
-   */
-  close(options?: { drainMs?: number | undefined; graceMs?: number | undefined }): Promise<void>;
-  /** `close` with the defaults. */
-  [Symbol.asyncDispose](): Promise<void>;
+/** Where `Picker.listen` listens. */
+export interface PickerListenOptions {
+  /** @default 127.0.0.1 */
+  readonly host?: string | undefined;
+  /** 0 takes a free one. @default 9002 */
+  readonly port?: number | undefined;
+}
+
+/** How `Picker.close` closes. */
+export interface PickerCloseOptions {
+  /** @default `timeouts.drainMs` of the settings */
+  readonly drainMs?: number | undefined;
+  /** @default `timeouts.graceMs` of the settings */
+  readonly graceMs?: number | undefined;
 }
 
 /**
- * Creates an Endpoint Picker for Envoy and gateways like it.
+ * Creates an Endpoint Picker for Envoy-like gateways.
  * @throws `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`.
  */
 export function createPicker(options: PickerOptions): Picker {
-  return new ExtProcPicker(options);
+  return new Picker(options);
 }
 
-class ExtProcPicker implements Picker {
+/** An Endpoint Picker, made by `createPicker`. */
+export class Picker {
+  /** For adding, draining and removing instances. */
   readonly instances: Readonly<Record<Role, InstancePool>>;
   readonly #settings: PickerSettings;
   readonly #fleet: Fleet;
@@ -97,7 +95,8 @@ class ExtProcPicker implements Picker {
     this.#fleet = fleet;
     this.instances = fleet.pools;
     const { ambient } = fleet;
-    const { tls, limits, healthPort } = settings;
+    const { tls, healthPort } = settings;
+    const { bodiesLengthBytes } = settings.limits;
     this.#certificate =
       tls === false ? undefined : new Certificate(tls, { commonName: "kv-epp", ...ambient });
     const extProc = extProcService({
@@ -105,9 +104,10 @@ class ExtProcPicker implements Picker {
       fleet,
       picker: new EndpointPicker({ fleet, settings }),
       budget: new BodyBudget({
-        allBytes: limits.bodiesLengthBytes,
-        perClientBytes: limits.bodiesLengthBytes,
+        bodiesLengthBytes,
+        bodiesPerClientLengthBytes: bodiesLengthBytes,
       }),
+      faults: new AnswerFaults(),
       inFlight: this.#inFlight,
     });
     this.#listener = new GrpcListener(serverCredentials(this.#certificate), settings);
@@ -130,13 +130,14 @@ class ExtProcPicker implements Picker {
       });
   }
 
+  /**
+   * Starts to serve gateways.
+   * @throws `KV_CONFIG_INVALID` when a port is taken or the host is not of this machine.
+   */
   async listen({
     host = "127.0.0.1",
     port = 9002,
-  }: {
-    host?: string | undefined;
-    port?: number | undefined;
-  } = {}): Promise<PickerAddress> {
+  }: PickerListenOptions = {}): Promise<PickerAddress> {
     const { healthPort } = this.#settings;
     await this.#fleet.firstReadings();
     await this.#certificate?.ready();
@@ -145,17 +146,36 @@ class ExtProcPicker implements Picker {
     return { ...address, healthPort: probes, metricsUrl: await this.#metricsServer?.listen() };
   }
 
+  /**
+   * Takes settings in place of those that the picker was created with. Instances, routing and some
+   * limits change at once. Returns what changed, and what needs a restart.
+   * @throws As `createPicker`; then nothing has changed.
+   */
+  reload(input: PickerSettingsInput): Reloaded {
+    const next = readSettings(input);
+    requireAddresses(next);
+    const reloaded = reloadedSettings(this.#settings, next, takesEffect);
+    this.#fleet.reload(next);
+
+    const { prefillers, decoders, routing, limits } = next;
+    Object.assign(this.#settings, { prefillers, decoders, routing });
+    for (const name of LIMITS_AT_USE)
+      Object.assign(this.#settings.limits, { [name]: limits[name] });
+    return reloaded;
+  }
+
   status(): PickerStatus {
     return { ...this.#fleet.status(), in_flight: this.#inFlight.requests };
   }
 
+  /**
+   * Health says NOT_SERVING at once. After `drainMs` new requests are refused, and the others have
+   * `graceMs` to end. A second call ends both waits.
+   */
   async close({
     drainMs = this.#settings.timeouts.drainMs,
     graceMs = this.#settings.timeouts.graceMs,
-  }: {
-    drainMs?: number | undefined;
-    graceMs?: number | undefined;
-  } = {}): Promise<void> {
+  }: PickerCloseOptions = {}): Promise<void> {
     this.#fleet.isDraining = true;
     if (this.#closing !== undefined) {
       this.#endDraining?.();
@@ -187,9 +207,21 @@ class ExtProcPicker implements Picker {
   }
 }
 
-/**
- * A gateway takes `ip:port`. Of instances that are discovered later, those with names are left out.
- */
+const LIMITS_AT_USE = [
+  "requestsInFlight",
+  "requestsPerDecode",
+  "bodyLengthBytes",
+  "bodyDepth",
+  "bodyMembers",
+  "bodyValues",
+  "subsetEndpoints",
+] as const;
+
+const takesEffect = (name: string): boolean =>
+  /^(prefillers|decoders|routing)(\.|$)/.test(name) ||
+  LIMITS_AT_USE.some((limit) => name === `limits.${limit}`);
+
+/** Instances with names that are discovered later are left out. */
 function requireAddresses({ decoders }: PickerSettings): void {
   for (const decoder of decoders) {
     const { url } = parseInstanceSpec(decoder);

@@ -11,10 +11,7 @@ const pieceOf = (message: Message) =>
   message.response_body?.response.body_mutation.streamed_response;
 
 test("a stream of events passes the picker byte for byte wherever the gateway cuts it", async () => {
-  const { port, picker } = await runPicker({
-    prefillers: ["127.0.0.1:11"],
-    decoders: ["127.0.0.1:21"],
-  });
+  const { port, picker } = await runPicker();
   const client = clientOf(port);
   const text =
     'data: {"choices":[{"index":0,"text":"é🎈"}]}\r\n\r\ndata: {"error":{}}\n\ndata: [DONE]\n\n';
@@ -23,8 +20,7 @@ test("a stream of events passes the picker byte for byte wherever the gateway cu
     request.headers({});
     request.body('{"prompt":"a"}');
     await request.choice();
-    const headers = [{ key: ":status", raw_value: Buffer.from("200") }];
-    request.write({ response_headers: { headers: { headers } } });
+    request.answerHead(200);
     for (const [i, body] of pieces.entries())
       request.write({ response_body: { body, end_of_stream: i === pieces.length - 1 } });
     await request.find((message) => pieceOf(message)?.end_of_stream === true);
@@ -50,11 +46,7 @@ test.each([
   ],
 ])("a body is %s wherever the gateway cuts it", async (_what, text, refusal) => {
   const limits = { bodyLengthBytes: 60, bodyDepth: 3 };
-  const { port } = await runPicker({
-    prefillers: ["127.0.0.1:11"],
-    decoders: ["127.0.0.1:21"],
-    limits,
-  });
+  const { port } = await runPicker({ limits });
   const client = clientOf(port);
   for (const pieces of cutsOf(text)) {
     const request = new GatewayRequest(client);

@@ -1,5 +1,10 @@
+import { once } from "node:events";
+import { createServer } from "node:http";
+import type { AddressInfo } from "node:net";
 import { DECODE_ROUTES } from "@kv/fleet/front-end";
-import { expect, test } from "vitest";
+import { silentLog } from "@kv/interface";
+import { POOL_PEER, POOL_PROMPT, poolContent } from "@kv/testing/http/pool-content";
+import { expect, onTestFinished, test } from "vitest";
 import { clientOf, GatewayRequest, runPicker, send, subsetHint } from "./support/gateway.js";
 
 const P = ["127.0.0.1:11", "127.0.0.1:12"];
@@ -83,7 +88,7 @@ test("the answer passes unchanged, with its trailers", async () => {
   const { client } = await picked();
   const request = send(client);
   await request.choice();
-  request.write({ response_headers: { headers: { headers: [{ key: ":status", value: "200" }] } } });
+  request.answerHead(200);
   request.write({ response_body: { body: Buffer.from("data: 1\n\n") } });
   request.write({ response_trailers: {} });
   await request.find((message) => message.response_trailers !== undefined);
@@ -119,8 +124,11 @@ test.each(DECODE_ROUTES)(
 test("a client cannot choose P: its header is replaced, or removed where D computes alone", async () => {
   const { client } = await picked({ disaggregateAbove: 1000 });
   const forged = { "x-prefiller-host-port": "evil:1", "x-gateway-destination-endpoint": "evil:2" };
-  const long = await send(client, { prompt: "a".repeat(10_000) }, forged).choice();
-  expect(long.headers["x-prefiller-host-port"]).toBe("127.0.0.1:11,127.0.0.1:12");
+  // Only a P answers about the prompt.
+  for (const body of [{ prompt: "a".repeat(10_000) }, { prompt: "a", prompt_logprobs: 1 }])
+    expect((await send(client, body, forged).choice()).headers).toMatchObject({
+      "x-prefiller-host-port": expect.stringMatching(/^127\.0\.0\.1:1[12],127\.0\.0\.1:1[12]$/),
+    });
   const short = await send(client, { prompt: "a" }, forged).choice();
   expect(short.headers).not.toHaveProperty("x-prefiller-host-port");
   expect(short.removed).toEqual(["x-prefiller-host-port"]);
@@ -129,16 +137,28 @@ test("a client cannot choose P: its header is replaced, or removed where D compu
 
 test("headers in which a client names further instances to a sidecar are removed", async () => {
   const { client } = await picked();
-  const forged = { "x-encoder-hosts-ports": "evil:1", "x-data-parallel-host-port": "evil:2" };
+  const forged = {
+    "x-encoder-hosts-ports": "evil:1",
+    "x-data-parallel-host-port": "evil:2",
+    "x-kv-cache-source-host-port": "evil:3",
+  };
   const { removed, headers } = await send(client, undefined, forged).choice();
-  expect(removed).toEqual(["x-encoder-hosts-ports", "x-data-parallel-host-port"]);
+  expect(removed).toEqual(Object.keys(forged));
   expect(headers["x-prefiller-host-port"]).toBe("127.0.0.1:11,127.0.0.1:12");
 });
 
-test("a short prompt has a P where its answer says something about the prompt", async () => {
-  const { client } = await picked({ disaggregateAbove: 1000 });
-  const { headers } = await send(client, { prompt: "a", prompt_logprobs: 1 }).choice();
-  expect(headers["x-prefiller-host-port"]).toBe("127.0.0.1:11,127.0.0.1:12");
+test("who has the prompt's start is named to the sidecar: a pool, by exact keys", async () => {
+  const pool = createServer((_request, response) => response.end(JSON.stringify(poolContent(3))));
+  await once(pool.listen(0, "127.0.0.1"), "listening");
+  onTestFinished(() => void pool.close());
+  const { port } = pool.address() as AddressInfo;
+  const { client, picker } = await picked({ kvSources: { pools: [`127.0.0.1:${port}`] } });
+  await expect.poll(() => picker.status().kv_pools[0]).toMatchObject({ blocks: 3, unused: null });
+  const forged = { "x-kv-cache-source-host-port": "evil:3" };
+  const { headers } = await send(client, { prompt: POOL_PROMPT }, forged).choice();
+  expect(headers["x-kv-cache-source-host-port"]).toBe(POOL_PEER);
+  const other = await send(client, { prompt: POOL_PROMPT.with(0, 99) }, forged).choice();
+  expect(other.removed).toEqual(["x-kv-cache-source-host-port"]);
 });
 
 test("a request that cannot be split is refused, or goes to a D alone", async () => {
@@ -203,27 +223,34 @@ test("429 with Retry-After while each D has as many requests as it may have", as
   expect((await send(client).choice()).destination).toBe(D[0]);
 });
 
+const containing = (text: string): unknown => expect.stringContaining(text);
+
 test.each([
-  ["a path that is not served", { ":path": "/reset_prefix_cache" }, "{}", 404],
-  ["another method", { ":method": "PUT" }, "{}", 405],
-  ["text that is not JSON", {}, "{", 400],
-  ["kv_transfer_params of a client", {}, '{"prompt":"a","kv_transfer_params":{}}', 400],
-])("%s is refused", async (_name, headers, body, status) => {
+  ["a path that is not served", { ":path": "/reset_prefix_cache" }, "{}", { status: 404 }],
+  ["another method", { ":method": "PUT" }, "{}", { status: 405 }],
+  ["text that is not JSON", {}, "{", { status: 400 }],
+  [
+    "on /v1/messages, in Anthropic's form, text that is not JSON",
+    { ":path": "/v1/messages" },
+    "{",
+    { type: "error", error: { type: "invalid_request_error" } },
+  ],
+  [
+    "a request_id in the body, which vLLM's Responses API takes, of another form than X-Request-Id",
+    { ":path": "/v1/responses" },
+    '{"input":"a","request_id":"mine,another"}',
+    { status: 400, error: { message: containing("request_id") } },
+  ],
+])("%s is refused", async (_name, headers, body, refusal) => {
   const { client } = await picked();
-  expect(await send(client, body, headers).refusal()).toMatchObject({ status });
+  expect(await send(client, body, headers).refusal()).toMatchObject(refusal);
 });
 
 test.each([
+  ['"prompt":"a","kv_transfer_params":{}', "kv_transfer_params"],
   ['"vllm_xargs":{"kv_transfer_params":""}', "vllm_xargs.kv_transfer_params"],
-  ['"vllm_xargs":{"\\u006bv_transfer_params":[]}', "vllm_xargs.kv_transfer_params"],
-  ['"ec_transfer_params":{"peer_host":"x"}', "ec_transfer_params"],
-  ['"kv_hints":{}', "kv_hints"],
   // The body is passed on as it came, and another parser may take the first one of two.
   ['"kv_transfer_params":{"remote_host":"x"},"kv_transfer_params":null', "kv_transfer_params"],
-  [
-    '"kv\\u005ftransfer_params":{"remote_host":"x"},"kv_transfer_params":null',
-    "kv_transfer_params",
-  ],
   ['"vllm_xargs":{"kv_transfer_params":0},"vllm_xargs":{}', "vllm_xargs"],
 ])(
   "what reaches an engine's connector is refused by name, in a short and in a long body: %s",
@@ -239,31 +266,9 @@ test.each([
   },
 );
 
-test("a request_id in the body, which vLLM's Responses API takes, has the form of X-Request-Id", async () => {
-  const { client } = await picked();
-  const body = { input: "a", request_id: "mine,another" };
-  const refused = await send(client, body, { ":path": "/v1/responses" }).refusal();
-  expect(refused).toMatchObject({
-    status: 400,
-    error: { message: expect.stringContaining("request_id") },
-  });
-});
-
-test("errors on /v1/messages have Anthropic's form", async () => {
-  const { client } = await picked();
-  const refused = send(client, "{", { ":path": "/v1/messages" });
-  expect(await refused.refusal()).toMatchObject({
-    type: "error",
-    error: { type: "invalid_request_error" },
-  });
-});
-
 test("a D that answers 500 counts as failed, its P does not; a client that leaves fails nobody", async () => {
   const { picker, client } = await picked();
-  const failing = send(client);
-  await failing.choice();
-  failing.answer(500);
-  await failing.ended;
+  await send(client).serve(500);
   const left = send(client);
   await left.choice();
   left.leave();
@@ -278,6 +283,102 @@ test("a D that answers 500 counts as failed, its P does not; a client that leave
     [0, 0],
     [0, 0],
   ]);
+});
+
+/** Sends requests one after another; returns how many the first D got. */
+async function sentToFirst(
+  client: ReturnType<typeof clientOf>,
+  {
+    count,
+    key,
+    answer,
+  }: { count: number; key: string; answer: (url: string) => readonly [number, string?] },
+): Promise<number> {
+  let toFirst = 0;
+  for (let at = 0; at < count; at += 1) {
+    const request = send(client, undefined, { authorization: key });
+    const url = (await request.choice()).destination.split(",")[0] ?? "";
+    if (url === D[0]) toFirst += 1;
+    const [status, contentType] = answer(url);
+    request.answer(status, {}, contentType);
+    await request.ended;
+  }
+  return toFirst;
+}
+
+const ALWAYS: readonly (readonly [number, string?])[] = [
+  [503],
+  [500],
+  [307],
+  [401],
+  [403],
+  [429],
+  [200, "text/html"],
+];
+
+test.each(ALWAYS.map((answer) => ({ answer })))(
+  "F3: a D that always answers $answer is ejected: it gets 5 of 40 requests, in place of half",
+  async ({ answer }) => {
+    const { picker, client } = await picked({ decoders: D.slice(0, 2) });
+    // The last one to serve the client is another D.
+    await sentToFirst(client, { count: 2, key: "k", answer: () => [200] });
+    const toFirst = await sentToFirst(client, {
+      count: 40,
+      key: "k",
+      answer: (url) => (url === D[0] ? answer : [200]),
+    });
+    expect(toFirst).toBe(5);
+    expect(picker.status().decoders.map(({ state, ejections }) => [state, ejections])).toEqual([
+      ["ejected", 1],
+      ["up", 0],
+    ]);
+  },
+);
+
+test.each([1, 2])(
+  "F3: %i of three D answer 503: with a gateway that tries the next one named, 0 of 60 clients fail",
+  async (bad) => {
+    const { client } = await picked({ fallbacks: 2 });
+    const statuses = new Set<number>();
+    for (let at = 0; at < 60; at += 1) {
+      const request = send(client);
+      const named = (await request.choice()).destination.split(",");
+      const served = named.find((one) => !D.slice(0, bad).includes(one));
+      const status = served === undefined ? 503 : 200;
+      statuses.add(status);
+      const fields = { "x-gateway-destination-endpoint-served": { stringValue: served } };
+      request.answer(status, { metadata_context: { filter_metadata: { "envoy.lb": { fields } } } });
+      await request.ended;
+    }
+    expect(statuses).toEqual(new Set([200]));
+  },
+);
+
+test("F3: what clients cause ejects no D: wrong keys, requests that are refused, and what fails at each", async () => {
+  const { picker, client } = await picked();
+  for (const status of [400, 401, 403, 404, 413, 422, 429, 503]) {
+    await sentToFirst(client, { count: 1, key: "valid", answer: () => [200] });
+    await sentToFirst(client, { count: 20, key: "wrong", answer: () => [status] });
+  }
+  expect(picker.status().decoders.map(({ state }) => state)).toEqual(["up", "up", "up"]);
+});
+
+test("F-low: long paths are shortened in log lines", async () => {
+  const lines: string[] = [];
+  const record = (event: string, fields: object = {}) =>
+    lines.push(JSON.stringify({ event, ...fields }));
+  const { client } = await picked({ log: { ...silentLog, info: record, warn: record } });
+  const refused = send(client, "{}", { ":path": `/${"x".repeat(20_000)}` });
+  await refused.refusal();
+  const served = send(client, "{}", {
+    ":path": `/v1/models/${"x".repeat(20_000)}`,
+    ":method": "GET",
+  });
+  await served.choice();
+  served.answer(200);
+  await served.ended;
+  await expect.poll(() => lines.filter((line) => line.includes("request-")).length).toBe(2);
+  expect(Math.max(...lines.map(({ length }) => length))).toBeLessThan(1_000);
 });
 
 test.each([
@@ -313,7 +414,7 @@ test("a P is busy until the answer begins, a D until it ends", async () => {
   const load = () =>
     [...picker.status().prefillers, ...picker.status().decoders].map((each) => each.in_flight);
   expect(load()).toEqual([1, 1]);
-  request.write({ response_headers: { headers: { headers: [{ key: ":status", value: "200" }] } } });
+  request.answerHead(200);
   await request.find((message) => message.response_headers !== undefined);
   expect(load()).toEqual([0, 1]);
   request.answer(200);

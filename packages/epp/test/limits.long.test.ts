@@ -6,15 +6,11 @@ import { ADMIN_LIMITS } from "@kv/fleet/front-end";
 import { after, manualClock } from "@kv/testing/manual-clock";
 import { expect, onTestFinished, test } from "vitest";
 import type { PickerOptions } from "../src/index.js";
-import { PICKER_LIMITS } from "../src/index.js";
 import { clientOf, GatewayRequest, runPicker, send, subsetHint } from "./support/gateway.js";
+import { PICKER_LIMITS } from "./support/picker-limits.js";
 
 async function start(options: PickerOptions = {}) {
-  const running = await runPicker({
-    prefillers: ["127.0.0.1:11"],
-    decoders: ["127.0.0.1:21"],
-    ...options,
-  });
+  const running = await runPicker(options);
   return { ...running, client: clientOf(running.port) };
 }
 
@@ -36,11 +32,26 @@ async function serves(port: number, localAddress: string): Promise<boolean> {
   ]);
 }
 
-/** The status of a refusal, and the limit that counted it. */
-async function refused(request: GatewayRequest) {
-  const { status } = await request.refusal();
-  return status;
+const statusOf = async (request: GatewayRequest) => (await request.refusal()).status;
+
+/** A request that a picker with these limits refuses. */
+async function refuses(
+  status: number,
+  limits: PickerOptions["limits"],
+  ...request: SentRequest
+): Promise<void> {
+  const { client } = await start({ limits });
+  expect(await statusOf(send(client, ...request))).toBe(status);
 }
+
+/** A picker that has one request takes no second one. */
+async function refusesSecond(limits: PickerOptions["limits"]): Promise<void> {
+  const { client } = await start({ limits });
+  await send(client).choice();
+  expect(await statusOf(send(client))).toBe(429);
+}
+
+type SentRequest = Parameters<typeof send> extends [unknown, ...infer Rest] ? Rest : never;
 
 /** What happens at each limit. */
 const AT_THE_LIMIT: Readonly<Record<string, () => Promise<unknown>>> = {
@@ -66,71 +77,50 @@ const AT_THE_LIMIT: Readonly<Record<string, () => Promise<unknown>>> = {
     const [settings] = await once(session, "remoteSettings");
     expect(settings).toMatchObject({ maxConcurrentStreams: 7 });
   },
-  "limits.requestsInFlight": async () => {
-    const { client } = await start({ limits: { requestsInFlight: 1 } });
-    await send(client).choice();
-    expect(await refused(send(client))).toBe(429);
-  },
-  "limits.requestsPerDecode": async () => {
-    const { client } = await start({ limits: { requestsPerDecode: 1 } });
-    await send(client).choice();
-    expect(await refused(send(client))).toBe(429);
-  },
+  "limits.requestsInFlight": () => refusesSecond({ requestsInFlight: 1 }),
+  "limits.requestsPerDecode": () => refusesSecond({ requestsPerDecode: 1 }),
   "limits.messageLengthBytes": async () => {
     const { client } = await start({ limits: { messageLengthBytes: 1_000 } });
     expect((await send(client, { prompt: "a".repeat(1_000) }).ended).code).toBe(8);
   },
   "limits.bodyLengthBytes": async () => {
     const { client } = await start({ limits: { bodyLengthBytes: 100 } });
-    expect(await refused(send(client, { prompt: "a".repeat(100) }))).toBe(413);
+    expect(await statusOf(send(client, { prompt: "a".repeat(100) }))).toBe(413);
     const announced = new GatewayRequest(client);
     announced.headers({ "content-length": "101" });
-    expect(await refused(announced)).toBe(413);
+    expect(await statusOf(announced)).toBe(413);
   },
   "limits.bodiesLengthBytes": async () => {
     const limits = { bodyLengthBytes: 100_000, bodiesLengthBytes: 100_000 };
     const { client } = await start({ limits });
-    const larger = new GatewayRequest(client);
-    larger.headers({});
-    larger.body(`{"prompt":"${"a".repeat(80_000)}`, false);
-    const smaller = new GatewayRequest(client);
-    smaller.headers({});
-    smaller.body(`{"prompt":"${"a".repeat(60_000)}`, false);
-    expect(await Promise.race([refused(larger), refused(smaller)])).toBe(429);
+    const begun = [80_000, 60_000].map((length) => {
+      const request = new GatewayRequest(client);
+      request.headers({});
+      request.body(`{"prompt":"${"a".repeat(length)}`, false);
+      return statusOf(request);
+    });
+    expect(await Promise.race(begun)).toBe(429);
   },
-  "limits.bodyDepth": async () => {
-    const { client } = await start({ limits: { bodyDepth: 3 } });
-    expect(await refused(send(client, '{"a":[[[1]]]}'))).toBe(400);
-  },
-  "limits.bodyMembers": async () => {
-    const { client } = await start({ limits: { bodyMembers: 3 } });
-    expect(await refused(send(client, '{"a":1,"b":1,"c":1}'))).toBe(400);
-  },
-  "limits.bodyValues": async () => {
-    const { client } = await start({ limits: { bodyValues: 3 } });
-    expect(await refused(send(client, '{"prompt":[1,2,3,4,5]}'))).toBe(400);
-  },
-  "top-level members of a body": async () => {
-    const { client } = await start();
+  "limits.bodyDepth": () => refuses(400, { bodyDepth: 3 }, '{"a":[[[1]]]}'),
+  "limits.bodyMembers": () => refuses(400, { bodyMembers: 3 }, '{"a":1,"b":1,"c":1}'),
+  "limits.bodyValues": () => refuses(400, { bodyValues: 3 }, '{"prompt":[1,2,3,4,5]}'),
+  "top-level members of a body": () => {
     const members = Array.from({ length: 1_001 }, (_, i) => `"m${i}":1`);
-    expect(await refused(send(client, `{${members.join(",")}}`))).toBe(400);
+    return refuses(400, {}, `{${members.join(",")}}`);
   },
-  "limits.subsetEndpoints": async () => {
-    const { client } = await start({ limits: { subsetEndpoints: 1 } });
+  "limits.subsetEndpoints": () => {
     const hint = subsetHint(["127.0.0.1:21", "127.0.0.1:22"]);
-    expect(await refused(send(client, undefined, {}, hint))).toBe(400);
+    return refuses(400, { subsetEndpoints: 1 }, undefined, {}, hint);
   },
-  "length of X-Request-Id": async () => {
-    const { client } = await start();
-    expect(await refused(send(client, undefined, { "x-request-id": "a".repeat(129) }))).toBe(400);
-  },
+  "length of X-Request-Id": () => refuses(400, {}, undefined, { "x-request-id": "a".repeat(129) }),
   "timeouts.receiveMs": async () => {
     const clock = manualClock();
     const { client } = await start({ clock, timeouts: { receiveMs: 1_000 } });
     const request = new GatewayRequest(client);
     request.headers({});
+    request.body("{", false);
     await expect.poll(after(clock, 1_000, () => request.answers.length)).toBe(1);
-    expect(await refused(request)).toBe(408);
+    expect(await statusOf(request)).toBe(408);
   },
   "timeouts.idleMs": async () => {
     const { port } = await start({ timeouts: { idleMs: 50 } });

@@ -1,6 +1,13 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { clientOf, GatewayRequest, type Message, runPicker, send } from "./support/gateway.js";
+import {
+  clientOf,
+  GatewayRequest,
+  headerList,
+  type Message,
+  runPicker,
+  send,
+} from "./support/gateway.js";
 
 async function start(timeouts = {}) {
   const options = { prefillers: ["127.0.0.1:11"], decoders: ["127.0.0.1:21", "127.0.0.1:22"] };
@@ -14,14 +21,11 @@ async function start(timeouts = {}) {
   return { ...running, client: clientOf(running.port), inFlight };
 }
 
-const head = (headers: Record<string, string>) => ({
-  headers: Object.entries(headers).map(([key, value]) => ({ key, raw_value: Buffer.from(value) })),
-});
-const REQUEST = head({ ":method": "POST", ":path": "/v1/completions" });
+const REQUEST = headerList({ ":method": "POST", ":path": "/v1/completions" });
 const protocol_config = { request_body_mode: 4, response_body_mode: 4 };
 const requestHeaders = (end_of_stream: boolean, path = "/v1/completions"): Message => ({
   request_headers: {
-    headers: path === "/v1/completions" ? REQUEST : head({ ":method": "GET", ":path": path }),
+    headers: path === "/v1/completions" ? REQUEST : headerList({ ":method": "GET", ":path": path }),
     end_of_stream,
   },
   protocol_config,
@@ -30,7 +34,7 @@ const body = (of: "request" | "response", text: string, end_of_stream: boolean):
   [`${of}_body`]: { body: Buffer.from(text), end_of_stream },
 });
 const answerHeaders = (status: string, served?: string): Message => ({
-  response_headers: { headers: head({ ":status": status }) },
+  response_headers: { headers: headerList({ ":status": status }) },
   ...(served === undefined
     ? {}
     : {

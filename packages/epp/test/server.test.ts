@@ -8,13 +8,10 @@ import { selfSigned } from "@kv/http";
 import { type LogFields, silentLog } from "@kv/interface";
 import { type Answer, sendJson, startUpstream } from "@kv/testing/http/fake-upstream";
 import { startSideChannel } from "@kv/testing/http/side-channel";
-import { after, manualClock } from "@kv/testing/manual-clock";
+import { manualClock } from "@kv/testing/manual-clock";
 import { recordedSpans } from "@kv/testing/recorded-spans";
 import { expect, onTestFinished, test } from "vitest";
-import { checkHealth, clientOf, GatewayRequest, runPicker, send } from "./support/gateway.js";
-
-const P = "127.0.0.1:11";
-const D = "127.0.0.1:21";
+import { checkHealth, clientOf, D, P, runPicker, send } from "./support/gateway.js";
 
 async function upstream(answer: Answer): Promise<string> {
   const { url, close } = await startUpstream(answer);
@@ -37,13 +34,14 @@ function presented(port: number): Promise<string> {
 }
 
 test("by default it speaks TLS with a certificate that it makes, and nothing else", async () => {
-  const { port } = await runPicker({ prefillers: [P], decoders: [D], tls: true });
+  const { port } = await runPicker({ tls: true });
   expect((await send(clientOf(port, trusting())).choice()).destination).toBe(D);
   const { code } = await send(clientOf(port)).ended;
   expect(code).toBe(14);
 });
 
-test("a certificate is read again when its files change; a wrong pair leaves the one before", async () => {
+/** Two pairs, the first of them in files. */
+async function tlsFiles() {
   const folder = mkdtempSync(join(tmpdir(), "kv-epp-tls-"));
   onTestFinished(() => rmSync(folder, { recursive: true }));
   const [certFile, keyFile] = [join(folder, "tls.crt"), join(folder, "tls.key")];
@@ -55,16 +53,15 @@ test("a certificate is read again when its files change; a wrong pair leaves the
   };
   write(certFile, first.certificate);
   write(keyFile, first.privateKey);
+  return { certFile, keyFile, first, second, write };
+}
+
+test("a certificate is read again when its files change; a wrong pair leaves the one before", async () => {
+  const { certFile, keyFile, first, second, write } = await tlsFiles();
   const clock = manualClock();
   const warnings: string[] = [];
   const log = { ...silentLog, warn: (event: string) => void warnings.push(event) };
-  const { port } = await runPicker({
-    prefillers: [P],
-    decoders: [D],
-    tls: { certFile, keyFile },
-    clock,
-    log,
-  });
+  const { port } = await runPicker({ tls: { certFile, keyFile }, clock, log });
   expect(await presented(port)).toBe(first.certificate.toString());
   write(certFile, second.certificate);
   clock.advance(10_000);
@@ -78,14 +75,9 @@ test("a certificate is read again when its files change; a wrong pair leaves the
 });
 
 test("a key that is not the certificate's is refused at the start", async () => {
-  const folder = mkdtempSync(join(tmpdir(), "kv-epp-tls-"));
-  onTestFinished(() => rmSync(folder, { recursive: true }));
-  const [certFile, keyFile] = [join(folder, "tls.crt"), join(folder, "tls.key")];
-  writeFileSync(certFile, (await selfSigned("test", Date.now())).certificate);
-  writeFileSync(keyFile, (await selfSigned("test", Date.now())).privateKey);
-  await expect(
-    runPicker({ prefillers: [P], decoders: [D], tls: { certFile, keyFile } }),
-  ).rejects.toMatchObject({
+  const { certFile, keyFile, second, write } = await tlsFiles();
+  write(keyFile, second.privateKey);
+  await expect(runPicker({ tls: { certFile, keyFile } })).rejects.toMatchObject({
     code: "KV_CONFIG_INVALID",
     message: `${keyFile} is not the key of the certificate ${certFile}`,
   });
@@ -93,8 +85,6 @@ test("a key that is not the certificate's is refused at the start", async () => 
 
 test("gRPC health: live always, ready while a pair is available, on both ports", async () => {
   const { port, healthPort, picker } = await runPicker({
-    prefillers: [P],
-    decoders: [D],
     tls: true,
     healthPort: 0,
   });
@@ -119,7 +109,7 @@ test("gRPC health: live always, ready while a pair is available, on both ports",
 });
 
 test("when it closes, it is unready at first and serves on, then requests in flight end, and new ones find nobody", async () => {
-  const { port, picker } = await runPicker({ prefillers: [P], decoders: [D] });
+  const { port, picker } = await runPicker();
   const client = clientOf(port);
   const running = send(client);
   await running.choice();
@@ -136,7 +126,7 @@ test("when it closes, it is unready at first and serves on, then requests in fli
 });
 
 test("a second close ends requests that do not end", async () => {
-  const { port, picker } = await runPicker({ prefillers: [P], decoders: [D] });
+  const { port, picker } = await runPicker();
   const stuck = send(clientOf(port));
   await stuck.choice();
   const closed = picker.close({ drainMs: 60_000, graceMs: 60_000 });
@@ -145,30 +135,21 @@ test("a second close ends requests that do not end", async () => {
   expect((await stuck.ended).code).not.toBe(0);
 });
 
+/** An instance of an engine with its own side channel. */
+async function instanceOf(port: number, vllmVersion: string) {
+  const side = await startSideChannel(() => ({ engineId: vllmVersion, vllmVersion }));
+  onTestFinished(() => side.close());
+  const url = `http://127.0.0.1:${port}`;
+  return { url, kv: { host: "127.0.0.1", port: side.port } };
+}
+
 test("a P and a D that do not fit are never named together, also in place of others", async () => {
-  const engines = { old: "0.32.0", new: "0.33.0" };
-  const [old, fresh] = await Promise.all(
-    Object.entries(engines).map(([engineId, vllmVersion]) =>
-      startSideChannel(() => ({ engineId, vllmVersion })),
-    ),
-  );
-  onTestFinished(async () => void (await Promise.all([old?.close(), fresh?.close()])));
-  const kv = (side: typeof old) => ({ host: "127.0.0.1", port: side?.port });
-  const urls = [
-    "http://127.0.0.1:11",
-    "http://127.0.0.1:12",
-    "http://127.0.0.1:21",
-    "http://127.0.0.1:22",
-  ];
-  const [p1, p2, d1, d2] = urls as [string, string, string, string];
+  const [p1, p2] = [await instanceOf(11, "0.32.0"), await instanceOf(12, "0.33.0")];
   const { port } = await runPicker({
-    prefillers: [
-      { url: p1, kv: kv(old) },
-      { url: p2, kv: kv(fresh) },
-    ],
+    prefillers: [p1, p2],
     decoders: [
-      { url: d1, kv: kv(old) },
-      { url: d2, kv: kv(fresh) },
+      { ...p1, url: "http://127.0.0.1:21" },
+      { ...p2, url: "http://127.0.0.1:22" },
     ],
     pairing: { mode: "strict" },
     fallbacks: 3,
@@ -186,14 +167,9 @@ test("a P and a D that do not fit are never named together, also in place of oth
 });
 
 test("503 says which factor keeps the instances from a pair", async () => {
-  const [one, other] = await Promise.all([
-    startSideChannel(() => ({ engineId: "a", vllmVersion: "0.32.0" })),
-    startSideChannel(() => ({ engineId: "b", vllmVersion: "0.33.0" })),
-  ]);
-  onTestFinished(async () => void (await Promise.all([one.close(), other.close()])));
   const { port } = await runPicker({
-    prefillers: [{ url: "http://127.0.0.1:11", kv: { host: "127.0.0.1", port: one.port } }],
-    decoders: [{ url: "http://127.0.0.1:21", kv: { host: "127.0.0.1", port: other.port } }],
+    prefillers: [await instanceOf(11, "0.32.0")],
+    decoders: [await instanceOf(21, "0.33.0")],
     pairing: { mode: "strict" },
   });
   const { status, error } = await send(clientOf(port)).refusal();
@@ -239,29 +215,21 @@ test("the routing gets the token ids that an instance renders", async () => {
     { messages: [] },
     { ":path": "/v1/chat/completions", "x-session-id": "s" },
   ).choice();
-  expect(
-    seen.map(({ request, headers }) => [
-      [...Array.from(request?.tokenIds ?? [])],
-      headers?.["x-session-id"],
-    ]),
-  ).toEqual([
-    [[1, 2, 3], "s"],
-    [[1, 2, 3], "s"],
-  ]);
+  for (const { request, headers } of seen)
+    expect([Array.from(request?.tokenIds ?? []), headers?.["x-session-id"]]).toEqual([
+      [1, 2, 3],
+      "s",
+    ]);
+  expect(seen).toHaveLength(2);
 });
 
 test("metrics have kv-proxy's names; /status and /health say the state", async () => {
   const { port, picker, metricsUrl } = await runPicker({
-    prefillers: [P],
-    decoders: [D],
     disaggregateAbove: 1000,
     metricsServer: { port: 0 },
   });
   const client = clientOf(port);
-  const served = send(client);
-  await served.choice();
-  served.answer(200);
-  await served.ended;
+  await send(client).serve();
   await send(client, "{").refusal();
   await expect.poll(() => picker.status().in_flight).toBe(0);
   const text = await (await fetch(`${metricsUrl}/metrics`)).text();
@@ -285,7 +253,7 @@ test("metrics have kv-proxy's names; /status and /health say the state", async (
 
 test("a choice is a span in the client's trace, and the instances get it as parent", async () => {
   const { tracer, spans } = recordedSpans();
-  const { port } = await runPicker({ prefillers: [P], decoders: [D], tracer });
+  const { port } = await runPicker({ tracer });
   const traceId = "0af7651916cd43dd8448eb211c80319c";
   const traceparent = `00-${traceId}-b7ad6b7169203331-01`;
   const { headers } = await send(clientOf(port), undefined, { traceparent }).choice();
@@ -303,13 +271,10 @@ test("the log has one line for each request, without text of bodies and without 
   const lines: [string, LogFields | undefined][] = [];
   const keep = (event: string, fields?: LogFields) => void lines.push([event, fields]);
   const log = { debug: keep, info: keep, warn: keep, error: keep };
-  const { port, picker } = await runPicker({ prefillers: [P], decoders: [D], log });
+  const { port, picker } = await runPicker({ log });
   const client = clientOf(port);
   const credentials = { authorization: "Bearer secret", cookie: "secret", "x-api-key": "secret" };
-  const served = send(client, { prompt: "secret" }, credentials);
-  await served.choice();
-  served.answer(200);
-  await served.ended;
+  await send(client, { prompt: "secret" }, credentials).serve();
   await send(client, { prompt: "secret", n: "secret" }, credentials).refusal();
   await send(client, '{"prompt": my secret prompt}', credentials).refusal();
   const left = send(client, { prompt: "secret" });
@@ -324,19 +289,4 @@ test("the log has one line for each request, without text of bodies and without 
     "request-aborted",
   ]);
   expect(JSON.stringify(lines)).not.toContain("secret");
-});
-
-test("a body that does not arrive in time is answered with 408", async () => {
-  const clock = manualClock();
-  const { port } = await runPicker({
-    prefillers: [P],
-    decoders: [D],
-    clock,
-    timeouts: { receiveMs: 1_000 },
-  });
-  const request = new GatewayRequest(clientOf(port));
-  request.headers({});
-  request.body("{", false);
-  await expect.poll(after(clock, 1_000, () => request.answers.length)).toBe(1);
-  expect((await request.refusal()).status).toBe(408);
 });

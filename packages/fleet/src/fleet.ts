@@ -1,24 +1,30 @@
 import type { IncomingHttpHeaders } from "node:http";
+import { isDeepStrictEqual } from "node:util";
 import {
   type Ambient,
   type AmbientOptions,
   ambient,
   type Clock,
   KvError,
-  type Log,
-  type Timer,
   YieldingQueue,
 } from "@kv/interface";
-import { type Discovery, DiscoveryFollower, ObservedDiscovery } from "./discovery/discovery.js";
-import { dnsDiscovery, fileDiscovery } from "./discovery/polled-discovery.js";
+import {
+  type Discovery,
+  DiscoveryFollower,
+  dnsDiscovery,
+  fileDiscovery,
+  ObservedDiscovery,
+} from "./discovery/discovery.js";
 import { HealthChecks, type HealthProbeRequest } from "./health/health-checks.js";
-import type { InstanceStatus, Role } from "./instances/instance.js";
+import { type InstanceStatus, instanceName, type Role } from "./instances/instance.js";
 import { parseInstanceSpec } from "./instances/instance-spec.js";
 import type { PooledInstance } from "./instances/pooled-instance.js";
 import { kvEventTurns } from "./kv-events/kv-event-subscriber.js";
+import { KvSources } from "./kv-sources/kv-sources.js";
+import type { PoolKeysStatus } from "./kv-sources/pool-keys.js";
+import { WarmStart } from "./kv-sources/warm-start.js";
 import type { InstanceGet } from "./pairing/engine-facts.js";
 import { Pairing } from "./pairing/pairing.js";
-import { Deadline } from "./request/deadline.js";
 import type { GenerationRequest } from "./request/generation-request.js";
 import { builtInRouting } from "./routing/built-in-routings.js";
 import { InstancePool } from "./routing/instance-pool.js";
@@ -29,48 +35,45 @@ import { AutoscalingSignals, type SignalsStatus } from "./telemetry/autoscaling-
 import { bothMetrics, PrometheusMetrics } from "./telemetry/prometheus.js";
 import { forwardedHeaders } from "./upstream/forwarded-headers.js";
 import { PromptRenderer } from "./upstream/prompt-renderer.js";
-import { Upstream } from "./upstream/upstream.js";
+import { instanceGet, Upstream } from "./upstream/upstream.js";
 
 /**
- * What a program may pass to a front end, besides its settings. `metrics` receives all metrics,
- * besides the route `/metrics`. `tracer` records the spans of requests; without it, trace headers
- * of clients pass unchanged.
+ * What a program may pass besides settings. `metrics` receives what `/metrics` shows. `tracer`
+ * records spans; without it, clients' trace headers pass unchanged.
  */
 export interface FrontEndOptions extends AmbientOptions {
-  /**
-   * Creates the routing strategy of each role, which the front end closes. @default the setting
-   * `routing` names it
-   */
+  /** The front end closes each role's strategy. @default the setting `routing` names it */
   readonly createRouting?: ((role: Role) => Routing) | undefined;
-  /**
-   * Creates a source of instances, besides the settings' lists. @default the setting `discovery`
-   * names it
-   */
+  /** Creates a further source of instances. @default the setting `discovery` names it */
   readonly createDiscovery?: (() => Discovery) | undefined;
 }
 
-/** What `Fleet` gets from its user. */
+/** Settings that take effect without a restart. */
+export type ReloadedByFleet = Pick<FleetSettings, "prefillers" | "decoders" | "routing">;
+
+/** Options of `Fleet`. */
 export interface FleetOptions extends FrontEndOptions {
   readonly settings: FleetSettings;
   /**
-   * Requests name their prefill instances, so these are neither followed nor checked, and the fleet
-   * can serve without. @default false
+   * Requests name their prefill instances, so the fleet neither needs, follows nor checks them.
+   * @default false
    */
   readonly namesPrefillers?: boolean | undefined;
 }
 
-/** The state of a front end as JSON, for `/status`. */
+/** The state of a front end, for `/status`. */
 export interface FleetStatus {
   readonly routing: string;
   readonly draining: boolean;
   readonly signals: SignalsStatus;
+  readonly kv_pools: readonly PoolKeysStatus[];
   readonly prefillers: readonly InstanceStatus[];
   readonly decoders: readonly InstanceStatus[];
 }
 
 /** Whether a front end can serve. */
 export interface FleetHealth {
-  /** True while an instance of each role and a pair are available, and it does not drain. */
+  /** True while each role is available, a pair is too, and nothing drains. */
   readonly ok: boolean;
   readonly body: {
     readonly status: "ok" | "unavailable";
@@ -80,11 +83,7 @@ export interface FleetHealth {
   };
 }
 
-/**
- * What a front end has besides its own protocol: the instances of both roles with what follows them
- * (discovery, health checks, pairing, token ids, the HTTP client to them), and what shows them
- * (metrics, status, signals).
- */
+/** The instances of both roles, and what follows and shows them. */
 export class Fleet {
   readonly ambient: Ambient;
   readonly pools: Readonly<Record<Role, InstancePool>>;
@@ -93,48 +92,55 @@ export class Fleet {
   readonly get: InstanceGet;
   readonly discovery: ObservedDiscovery | undefined;
   readonly prefillCosts = new PrefillCosts();
-  /** Where long bodies wait to be parsed: together they take at most a quarter of the time. */
+  /** Parses long bodies in at most a quarter of the time. */
   readonly parses: YieldingQueue;
   readonly signals: AutoscalingSignals;
+  /** Undefined where no settings name one. */
+  readonly kvSources: KvSources | undefined;
   readonly prometheus: PrometheusMetrics;
-  /** The front end closes: health is not ok from now on. */
+  /** Health is not ok while set. */
   isDraining = false;
   #lastPart: Promise<void> = Promise.resolve();
-  readonly #options: FleetOptions;
+  readonly #firstReadingsMs: number;
+  readonly #namesPrefillers: boolean;
+  readonly #createRouting: (role: Role, named: FleetSettings["routing"]) => Routing;
   readonly #renderer: PromptRenderer;
-  readonly #routings: Readonly<Record<Role, Routing>>;
+  #routings: Readonly<Record<Role, Routing>>;
+  /** What the pools and strategies were last made of. */
+  #reloaded: ReloadedByFleet;
   readonly #health: HealthChecks | undefined;
+  readonly #warmStart: WarmStart | undefined;
   readonly #follower: DiscoveryFollower | undefined;
 
-  /**
-   * Begins to check and to follow the instances.
-   *
-   * @throws `KV_CONFIG_INVALID` where there are none, and no discovery.
-   */
+  /** @throws `KV_CONFIG_INVALID` without instances and discovery. */
   constructor(options: FleetOptions) {
     const { settings, metrics, createRouting, createDiscovery, namesPrefillers = false } = options;
     const { clock, random, log, tracer } = ambient(options);
     const { timeouts, health } = settings;
-    this.#options = options;
+    this.#firstReadingsMs = settings.pairing.timeoutMs;
+    this.#namesPrefillers = namesPrefillers;
     const found = createDiscovery?.() ?? configuredDiscovery(settings.discovery, clock);
-    const discovery = found === undefined ? undefined : new ObservedDiscovery(found);
-    this.discovery = discovery;
-    if (discovery === undefined)
-      requireInstances(settings, namesPrefillers ? ["decoders"] : ["prefillers", "decoders"]);
-    const upstream = new Upstream({
+    this.discovery = found && new ObservedDiscovery(found);
+    this.#requireInstances(settings);
+    this.upstream = new Upstream({
       clock,
       connectMs: timeouts.connectMs,
       onClosed: (origin) => this.pairing?.closed(origin),
     });
-    this.upstream = upstream;
-    const get = instanceGet(upstream, clock);
+    const get = instanceGet(this.upstream, clock);
     this.get = get;
     const turns = kvEventTurns(clock);
-    const routing = (role: Role) =>
-      createRouting?.(role) ?? builtInRouting(settings.routing[role], { clock, log, get, turns });
-    this.#routings = { prefill: routing("prefill"), decode: routing("decode") };
-    const pairing = createPairing(settings.pairing, get, { clock, log });
-    this.pairing = pairing;
+    this.#createRouting = (role, named) =>
+      createRouting?.(role) ?? builtInRouting(named[role], { clock, log, get, turns });
+    this.#reloaded = settings;
+    this.#routings = this.#newRoutings(settings.routing);
+    const { mode, ...reading } = settings.pairing;
+    if (mode === "off")
+      log.warn("pairing-off", {
+        hint: "a request may go to a prefill and a decode instance that do not fit: it fails there, or its text is wrong",
+      });
+    else this.pairing = new Pairing({ mode, ...reading, get, clock, log });
+    const { pairing, upstream, discovery } = this;
     const pool = (role: Role, instances: FleetSettings["prefillers"]) =>
       new InstancePool({
         role,
@@ -142,11 +148,15 @@ export class Fleet {
         routing: this.#routings[role],
         clock,
         random,
+        log,
         times: timeouts,
+        outlierDetection: settings.outlierDetection,
         pairing,
         added: (instance) => {
           if (role === "decode" || !namesPrefillers) this.#health?.check(instance);
+          if (role === "prefill" && !namesPrefillers) void this.#warmStart?.warm(instance);
         },
+        leaving: async (instance) => this.kvSources?.handOver(instance),
       });
     const prefill = pool("prefill", settings.prefillers);
     const decode = pool("decode", settings.decoders);
@@ -159,7 +169,32 @@ export class Fleet {
       tracer,
       metrics: metrics === undefined ? this.prometheus : bothMetrics(metrics, this.prometheus),
     };
-    this.parses = new YieldingQueue({ clock });
+    const parses = new YieldingQueue({ clock });
+    this.parses = parses;
+    const { pools: kvPools, tierPort } = settings.kvSources;
+    this.kvSources =
+      kvPools.length === 0 && tierPort === undefined
+        ? undefined
+        : new KvSources({
+            settings: settings.kvSources,
+            pools: this.pools,
+            costs: this.prefillCosts,
+            get,
+            parses,
+            clock,
+            random,
+            log,
+          });
+    this.#warmStart =
+      this.kvSources &&
+      new WarmStart({
+        sources: this.kvSources,
+        upstream,
+        hasChecks: health.intervalMs > 0,
+        clock,
+        random,
+        log,
+      });
     this.signals = new AutoscalingSignals({
       prefillers: prefill,
       decoders: decode,
@@ -171,36 +206,74 @@ export class Fleet {
     this.prometheus.addSignals(() => this.signals.status());
     if (discovery !== undefined) this.prometheus.addDiscovery(discovery);
     const { prefill: forwarded } = forwardedHeaders(settings.forwardHeaders);
-    // Which prefill instances there are is not known where requests name them.
     const renderers = namesPrefillers ? decode : prefill;
     this.#renderer = new PromptRenderer({ renderers, upstream, forwarded, ambient: this.ambient });
-    // A name that resolves to nothing that answers is known to be unreachable within the time to
-    // connect.
+    // An unreachable name is known after the time to connect.
     const timeoutMs = Math.min(health.timeoutMs, timeouts.connectMs);
     const probe = async (request: HealthProbeRequest) => (await get(request)).status;
-    // Whoever names prefill instances knows their health. With a sidecar at each decode instance
-    // they would be checked very often.
+    // Many sidecars would check them too often.
     const checked = namesPrefillers ? [decode] : [prefill, decode];
-    this.#health = new HealthChecks(checked, probe, { ...health, timeoutMs }, { clock, log });
+    this.#health = new HealthChecks(checked, probe, { ...health, timeoutMs }, clock);
     this.#follower =
       discovery === undefined || namesPrefillers
         ? undefined
         : new DiscoveryFollower(discovery, this.pools, { log });
   }
 
-  /**
-   * Resolves when the side channels of the first instances were read, or when that takes too long.
-   */
+  /** Resolves when the first side channels were read, or after a time limit. */
   async firstReadings(): Promise<void> {
-    const { pairing } = this;
-    if (pairing === undefined) return;
-    const { settings } = this.#options;
-    let timer: Timer | undefined;
-    const late = new Promise<void>((resolve) => {
-      timer = this.ambient.clock.setTimer(resolve, settings.pairing.timeoutMs, { ref: true });
+    await new Promise<void>((resolve) => {
+      const timer = this.ambient.clock.setTimer(resolve, this.#firstReadingsMs, { ref: true });
+      void Promise.resolve(this.pairing?.settled()).then(() => {
+        timer.cancel();
+        resolve();
+      });
     });
-    await Promise.race([pairing.settled(), late]);
-    timer?.cancel();
+  }
+
+  #newRoutings(named: FleetSettings["routing"]): Readonly<Record<Role, Routing>> {
+    return {
+      prefill: this.#createRouting("prefill", named),
+      decode: this.#createRouting("decode", named),
+    };
+  }
+
+  /**
+   * Adds and drains instances, and changes strategies, where these settings differ from the last
+   * ones. Instances that came otherwise stay.
+   * @throws As the constructor; then nothing has changed.
+   */
+  reload(settings: ReloadedByFleet): void {
+    this.#requireInstances(settings);
+    const before = this.#reloaded;
+    const changes = [
+      instanceChanges(this.pools.prefill, before.prefillers, settings.prefillers),
+      instanceChanges(this.pools.decode, before.decoders, settings.decoders),
+    ];
+    const replaced = isDeepStrictEqual(before.routing, settings.routing)
+      ? undefined
+      : this.#routings;
+    if (replaced !== undefined) this.#routings = this.#newRoutings(settings.routing);
+
+    this.#reloaded = settings;
+    for (const change of changes) change();
+    if (replaced === undefined) return;
+    for (const role of ["prefill", "decode"] as const) {
+      this.pools[role].reroute(this.#routings[role]);
+      replaced[role].close?.();
+    }
+  }
+
+  #requireInstances(settings: ReloadedByFleet): void {
+    if (this.discovery !== undefined) return;
+    const roles = this.#namesPrefillers ? ["decoders"] : ["prefillers", "decoders"];
+    for (const role of roles as ("prefillers" | "decoders")[]) {
+      if (settings[role].length > 0) continue;
+      const message = `the setting ${role} names no instance, and there is no discovery`;
+      throw new KvError("KV_CONFIG_INVALID", message, {
+        hint: `name one in ${role}, or set discovery`,
+      });
+    }
   }
 
   check(instance: PooledInstance): void {
@@ -211,30 +284,24 @@ export class Fleet {
     request.tokenIds = await this.#renderer.tokenIds(request, headers);
   }
 
-  /**
-   * Whether requests can be served. Instances that were not seen for a second are checked first.
-   */
   async health(): Promise<FleetHealth> {
     await this.#health?.verify();
     const [prefill, decode] = [this.pools.prefill.available(), this.pools.decode.available()];
-    const { namesPrefillers = false } = this.#options;
-    const paired = namesPrefillers || (this.pairing?.hasPair() ?? true);
-    const ok = (namesPrefillers || prefill > 0) && decode > 0 && paired && !this.isDraining;
+    const paired = this.#namesPrefillers || (this.pairing?.hasPair() ?? true);
+    const ok = (this.#namesPrefillers || prefill > 0) && decode > 0 && paired && !this.isDraining;
     const status = ok ? "ok" : "unavailable";
     return { ok, body: { status, prefill_instances: prefill, decode_instances: decode, paired } };
   }
 
   /**
-   * Resolves when it is a part's turn: of many parts, whose answers may all come at once, one after
-   * another chooses its instance and builds its body, in turns with other requests and as fast as
-   * long bodies leave.
+   * Resolves when a part may build its body. Many parts may come at once, and long bodies leave
+   * slowly.
    */
   partTurn(): Promise<void> {
-    const turn = async () => {
+    this.#lastPart = this.#lastPart.then(async () => {
       do await this.parses.turn();
       while (this.upstream.longBodies.isBusy);
-    };
-    this.#lastPart = this.#lastPart.then(turn);
+    });
     return this.#lastPart;
   }
 
@@ -244,6 +311,7 @@ export class Fleet {
       routing: decode.routing,
       draining: this.isDraining,
       signals: this.signals.status(),
+      kv_pools: this.kvSources?.status() ?? [],
       prefillers: prefill.status(),
       decoders: decode.status(),
     };
@@ -252,30 +320,17 @@ export class Fleet {
   stop(): void {
     this.#health?.close();
     this.#follower?.close();
+    this.#warmStart?.close();
+    this.kvSources?.close();
     this.pairing?.close();
   }
 
-  /** As `stop`, and closes all connections to instances. */
   async close(): Promise<void> {
     this.stop();
     await this.upstream.close();
     this.#routings.prefill.close?.();
     this.#routings.decode.close?.();
   }
-}
-
-function createPairing(
-  { mode, ...settings }: FleetSettings["pairing"],
-  get: InstanceGet,
-  { clock, log }: { readonly clock: Clock; readonly log: Log },
-): Pairing | undefined {
-  if (mode === "off") {
-    log.warn("pairing-off", {
-      hint: "a request may go to a prefill and a decode instance that do not fit: it fails there, or its text is wrong",
-    });
-    return undefined;
-  }
-  return new Pairing({ mode, ...settings, get, clock, log });
 }
 
 function configuredDiscovery(
@@ -294,37 +349,24 @@ function configuredDiscovery(
   return dns === undefined ? undefined : dnsDiscovery(dns, polling);
 }
 
-function requireInstances(
-  settings: FleetSettings,
-  roles: readonly ("prefillers" | "decoders")[],
-): void {
-  for (const role of roles) {
-    if (settings[role].length > 0) continue;
-    const message = `the setting ${role} names no instance, and there is no discovery`;
-    throw new KvError("KV_CONFIG_INVALID", message, {
-      hint: `name one in ${role}, or set discovery`,
+/**
+ * What makes the instances of a setting those of a pool.
+ * @throws `KV_CONFIG_INVALID` for an instance that is named twice.
+ */
+function instanceChanges(
+  pool: InstancePool,
+  before: FleetSettings["prefillers"],
+  after: FleetSettings["prefillers"],
+): () => void {
+  const named = new Map(after.map(parseInstanceSpec).map((spec) => [instanceName(spec), spec]));
+  if (named.size < after.length)
+    throw new KvError("KV_CONFIG_INVALID", `a ${pool.role} instance is given twice`, {
+      hint: "name each instance once",
     });
-  }
-}
-
-/** The proxy's own GETs at an instance. A body is cut after 64 KiB. */
-function instanceGet(upstream: Upstream, clock: Clock): InstanceGet {
-  return async ({ role, url, path, timeoutMs }) => {
-    const deadline = new Deadline({ clock, requestMs: timeoutMs });
-    try {
-      const answer = await upstream.send({
-        role,
-        url,
-        method: "GET",
-        path,
-        headers: {},
-        abort: deadline,
-      });
-      const { bytes } = await answer.body.readLimited(64 * 1024);
-      answer.discard();
-      return { status: answer.status, body: bytes.toString() };
-    } finally {
-      deadline.close();
-    }
+  return () => {
+    for (const spec of named.values()) if (pool.find(spec)?.draining !== false) pool.add(spec);
+    // An operator may have removed it already.
+    for (const spec of before.map(parseInstanceSpec))
+      if (!named.has(instanceName(spec))) void pool.remove(spec).catch(() => {});
   };
 }

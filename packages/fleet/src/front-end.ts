@@ -1,16 +1,12 @@
-/**
- * `@kv/fleet/front-end`: what the programs in front of P and D share, `kv-proxy` and `kv-epp`: the
- * fleet as one object, the client's request, the HTTP client to instances, flags and settings,
- * metrics and log.
- */
+/** `@kv/fleet/front-end`: what the front ends `kv-proxy` and `kv-epp` share. */
 
-export { requireToken } from "./admin/admin-origin.js";
 export {
   ADMIN_LIMITS,
   type AdminOperations,
   AdminServer,
   type AdminServerOptions,
   type PageOperations,
+  requireToken,
 } from "./admin/admin-server.js";
 export {
   changeInstance,
@@ -26,7 +22,8 @@ export {
   type FleetStatus,
   type FrontEndOptions,
 } from "./fleet.js";
-export { PREFILLER_HEADER } from "./instances/instance.js";
+export { KV_SOURCE_HEADER, PREFILLER_HEADER } from "./instances/instance.js";
+export { type KvHolder, type KvSource, remoteKvSource } from "./kv-sources/kv-sources.js";
 export {
   type CommandLine,
   createCommand,
@@ -36,6 +33,12 @@ export {
 } from "./program/command-line.js";
 export { connectKubernetes } from "./program/connect-kubernetes.js";
 export { fleetFlags, requireInstances, withFleetFlags } from "./program/fleet-flags.js";
+export {
+  type Reloaded,
+  type ReloadOptions,
+  reloadAtHangup,
+  reloadedSettings,
+} from "./program/reload.js";
 export { CacheCapacities, type CacheCapacity } from "./readback/cache-capacity.js";
 export {
   type FoundLengths,
@@ -52,7 +55,6 @@ export {
   checkDecodeBody,
   type Endpoint,
   type GenerationRequest,
-  type PromptFields,
   parseGenerationRequest,
   parseRequestInSteps,
   promptIds,
@@ -96,10 +98,14 @@ export {
   type SignalsStatus,
   signalsOf,
 } from "./telemetry/autoscaling-signals.js";
-export { jsonLog, LOG_LEVELS, type LogLevel } from "./telemetry/json-log.js";
+export { type JsonLog, jsonLog, LOG_LEVELS, type LogLevel } from "./telemetry/json-log.js";
 export { type OpenedTracer, openTracer } from "./telemetry/open-tracer.js";
-export { bothMetrics, type MetricAsJson, PrometheusMetrics } from "./telemetry/prometheus.js";
-export { WorkerMetrics } from "./telemetry/worker-metrics.js";
+export {
+  bothMetrics,
+  type MetricAsJson,
+  PrometheusMetrics,
+  WorkerMetrics,
+} from "./telemetry/prometheus.js";
 export { BodyQueue, type LimitedBody } from "./upstream/body-queue.js";
 export {
   CLIENT_HEADERS,

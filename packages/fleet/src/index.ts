@@ -2,14 +2,12 @@ export {
   type DiscoveredInstances,
   type Discovery,
   DiscoveryFollower,
-} from "./discovery/discovery.js";
-export {
   type DnsNames,
   dnsDiscovery,
   fileDiscovery,
   type Polling,
   type Resolver,
-} from "./discovery/polled-discovery.js";
+} from "./discovery/discovery.js";
 export {
   HealthChecks,
   type HealthProbe,
@@ -37,22 +35,31 @@ export {
 } from "./instances/instance-spec.js";
 export type {
   InstanceTimes,
+  OutlierDetection,
   PooledInstance,
   PooledInstanceOptions,
 } from "./instances/pooled-instance.js";
+export type { Steps } from "./kv-events/block-index.js";
+export type { CacheGroup, RemovedBlocks, StoredBlocks } from "./kv-events/kv-event-batch.js";
+export {
+  type KvEventIndex,
+  type KvEventSource,
+  KvEventStream,
+} from "./kv-events/kv-event-stream.js";
 export {
   type CachedPrefixes,
   KvEventSubscriber,
   type KvEventSubscriberOptions,
+  kvEventTurns,
 } from "./kv-events/kv-event-subscriber.js";
 export type { InstanceGet, InstanceGetRequest } from "./pairing/engine-facts.js";
-export { Pairing } from "./pairing/pairing.js";
 export type {
   AnsweredEngine,
   AnyPartner,
   PairedInstance,
   Partner,
-} from "./pairing/pairing-entry.js";
+} from "./pairing/kinds.js";
+export { Pairing } from "./pairing/pairing.js";
 export {
   PAIRING_MODES,
   type PairingMode,

@@ -3,4 +3,4 @@ export {
   type KubernetesDiscoveryOptions,
   kubernetesDiscovery,
 } from "./kubernetes/kubernetes-discovery.js";
-export type { PortName } from "./kubernetes/read-objects.js";
+export type { PortName } from "./kubernetes/read-pod.js";

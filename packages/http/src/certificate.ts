@@ -13,8 +13,8 @@ export interface CertificatePair {
 const TEN_YEARS_MS = 10 * 365 * 86_400_000;
 
 /**
- * Makes a certificate of `commonName` for `localhost` that is signed with its own key (ECDSA
- * P-256). It encrypts; who connects cannot verify it.
+ * Makes a self-signed certificate (ECDSA P-256) for `localhost`. It encrypts, but clients cannot
+ * verify it.
  */
 export async function selfSigned(commonName: string, nowMs: number): Promise<CertificatePair> {
   // Takes 200 ms and 14 MiB to load.
@@ -40,11 +40,6 @@ export async function selfSigned(commonName: string, nowMs: number): Promise<Cer
   };
 }
 
-/**
- * Reads a certificate and its key.
- *
- * @throws `KV_CONFIG_INVALID` where one cannot be read, or they do not belong together.
- */
 function readCertificate({ certFile, keyFile }: CertificateFiles): CertificatePair {
   try {
     const pair = { certificate: readFileSync(certFile), privateKey: readFileSync(keyFile) };
@@ -63,11 +58,10 @@ function readCertificate({ certFile, keyFile }: CertificateFiles): CertificatePa
   );
 }
 
-/** PEM files of a certificate with its chain, and of its key. */
+/** Paths of PEM files. */
 export interface CertificateFiles {
-  /** Path of the certificate. */
+  /** With its chain. */
   readonly certFile: string;
-  /** Path of its key. */
   readonly keyFile: string;
 }
 
@@ -75,10 +69,7 @@ const LOOK_MS = 5_000;
 
 type Listener = (pair: CertificatePair) => void;
 
-/**
- * The certificate of a listener: from files, which are read again when one of them has changed, or
- * one that `ready` makes.
- */
+/** A listener's certificate: self-signed, or from files that are read again when they change. */
 export class Certificate {
   readonly #commonName: string;
   readonly #log: Log;
@@ -89,10 +80,9 @@ export class Certificate {
   #timer: Timer | undefined;
 
   /**
-   * `true` makes one of `commonName`. A pair of changed files that is not valid is logged, and the
-   * one before stays.
-   *
-   * @throws as `readCertificate`.
+   * `true` makes a self-signed one for `commonName`. Changed files that are not valid are logged
+   * and not used.
+   * @throws `KV_CONFIG_INVALID` if a file cannot be read or the two do not belong together.
    */
   constructor(
     files: CertificateFiles | true,
@@ -111,14 +101,14 @@ export class Certificate {
     this.#timer = clock.setTimer(() => this.#look(files), LOOK_MS);
   }
 
-  /** A server waits for it before it listens. */
+  /** Await this before the server listens. */
   async ready(): Promise<void> {
     if (this.#pair === undefined) this.#use(await selfSigned(this.#commonName, this.#clock.now()));
   }
 
   /**
-   * Calls `listener` with the present one, soon, and with each further one, until the function that
-   * it returns is called.
+   * Calls `listener` with the present pair, soon, and with each later one. Returns a function that
+   * stops it.
    */
   onChange(listener: Listener): () => void {
     this.#listeners.add(listener);
@@ -127,7 +117,6 @@ export class Certificate {
     return () => this.#listeners.delete(listener);
   }
 
-  /** Ends the reading. */
   close(): void {
     this.#timer?.cancel();
   }
@@ -152,7 +141,7 @@ export class Certificate {
   }
 }
 
-/** What changes with the files. Kubernetes replaces them by renaming a link. */
+/** Kubernetes replaces files by renaming a link. */
 function stateOf({ certFile, keyFile }: CertificateFiles): string {
   return [certFile, keyFile]
     .map((file) => {

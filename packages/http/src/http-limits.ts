@@ -1,28 +1,25 @@
 import type { HttpBodyLimits, HttpConnectionLimits } from "./http-server.js";
 
-/**
- * Bounds of an HTTP server of an engine, before a request is validated. Each refusal has 503,
- * unless it says otherwise.
- */
+/** Bounds of an engine's HTTP server. Refusals are 503 unless stated. */
 export interface HttpLimits {
-  /** Open connections in all. A further one takes the place of an idle one, else it gets 503. */
+  /** Open connections. A further one replaces an idle one, or is refused. */
   readonly maxConnections: number;
   /**
-   * Open connections of one remote address, or of an IPv6 /64. A further one takes the place of its
-   * oldest idle one, else it gets 503.
+   * Open connections of one address, or of an IPv6 /64. A further one replaces the oldest idle one
+   * of the address, or is refused.
    */
   readonly maxConnectionsPerAddress: number;
-  /** Requests that are served at the same time; a further one gets 503. */
+  /** Requests at the same time. */
   readonly maxRequests: number;
-  /** The same of one remote address. */
+  /** The same for one remote address. */
   readonly maxRequestsPerAddress: number;
   /** Bytes of a request's headers; more get 431. */
   readonly maxHeaderBytes: number;
-  /** For a request's headers, in ms; later ones get 408. */
+  /** Time for a request's headers, in ms; then 408. */
   readonly headerTimeoutMs: number;
-  /** For a whole request, headers and body, in ms; a later one gets 408. */
+  /** Time for a whole request, in ms; then 408. */
   readonly requestTimeoutMs: number;
-  /** For which a connection stays open without a request, in ms. */
+  /** How long a connection stays open without a request, in ms. */
   readonly idleTimeoutMs: number;
 }
 
@@ -31,21 +28,19 @@ export interface BodiesLimits {
   /** Bytes of one body; more get 413. */
   readonly maxBodyBytes: number;
   /**
-   * Bytes of the bodies of all requests without an answer; the first 16 KiB of a body do not count.
-   * At the limit, the largest that is still arriving gets 503.
+   * Bytes of all bodies without an answer, except the first 16 KiB of each. At the limit, the
+   * largest arriving body gets 503.
    */
   readonly maxBodiesBytes: number;
-  /** The same of one remote address. */
+  /** The same for one remote address. */
   readonly maxBodiesBytesPerAddress: number;
-  /** Nesting of arrays and objects in a body; more gets 400. */
+  /** Nesting of arrays and objects; more gets 400. */
   readonly maxBodyDepth: number;
-  /** Members of all objects in a body, together; more get 400. */
+  /** Members of all objects in a body; more get 400. */
   readonly maxBodyMembers: number;
 }
 
-/**
- * The bounds as an `HttpServer` takes them. `pipelinedRequests`: those of one connection that wait.
- */
+/** The bounds for `HttpServer`. `pipelinedRequests` may wait on one connection. */
 export function connectionLimits(
   limits: Omit<HttpLimits, "maxRequests" | "maxRequestsPerAddress">,
   pipelinedRequests: number,
@@ -61,7 +56,7 @@ export function connectionLimits(
   };
 }
 
-/** The bounds as an `HttpServer` takes them. */
+/** The bounds for `HttpServer`. */
 export function bodyLimits(limits: BodiesLimits): HttpBodyLimits {
   return {
     bodyLengthBytes: limits.maxBodyBytes,

@@ -26,77 +26,64 @@ import { ClientConnections } from "./connections/client-connections.js";
 import { parseBody } from "./json/json-pieces.js";
 import type { JsonLimits } from "./json/json-reader.js";
 
-/** Limits of connections and of the heads of requests. */
+/**
+ * Limits of connections and of requests' heads. Numbers of connections and requests are read at
+ * each use; the rest when the server is made.
+ */
 export interface HttpConnectionLimits {
-  /** Connections of all clients together. */
   readonly connections: number;
-  /** Connections of one client. */
   readonly connectionsPerAddress: number;
-  /** Requests of one connection that wait for the answers of those before them. */
+  /** Requests of one connection that wait for earlier answers. */
   readonly pipelinedRequests: number;
-  /** Bytes of a head. */
   readonly headersLengthBytes: number;
-  /** For a head, in ms. */
+  /** Time for a head, in ms. */
   readonly headersMs: number;
-  /** For a whole request, in ms. */
+  /** Time for a whole request, in ms. */
   readonly receiveMs: number;
-  /** For which a connection stays open without a request, in ms. */
+  /** How long a connection stays open without a request, in ms. */
   readonly keepAliveMs: number;
 }
 
 /** Limits of bodies. */
 export interface HttpBodyLimits extends JsonLimits {
-  /** Bytes of one body. */
   readonly bodyLengthBytes: number;
-  /** Bytes of all bodies together. */
   readonly bodiesLengthBytes: number;
-  /** Bytes of the bodies of one client. */
   readonly bodiesPerClientLengthBytes: number;
 }
 
 /** Options of an `HttpServer`. */
 export interface HttpServerOptions {
-  /** Limits of connections and heads. */
   readonly limits: HttpConnectionLimits;
-  /** Without them, the server reads no body. */
+  /** Without them, no body is read. */
   readonly bodies?: HttpBodyLimits | undefined;
-  /** Reads bodies of every content type as JSON; without it, others get 415. */
+  /** Reads every content type as JSON; else others get 415. */
   readonly anyContentType?: true | undefined;
-  /**
-   * For the time that a refused client has to read its answer, for `close`, and for the time that
-   * long bodies take.
-   */
   readonly clock: Clock;
   /** Where long bodies wait to be parsed. @default a queue of this server */
   readonly parses?: YieldingQueue | undefined;
   /** With it, clients speak TLS. */
   readonly certificate?: Certificate | undefined;
-  /** Answers a request whose turn it is. What it throws is answered with `answerError`. */
+  /** Answers a request. Thrown errors go to `answerError`. */
   readonly serve: (turn: Turn) => Promise<void>;
-  /**
-   * How each error is answered, those of connections and of the parser included. @default
-   * errorAnswer
-   */
+  /** Also for errors of connections and of the parser. @default errorAnswer */
   readonly answerError?: ((error: KvError) => ErrorAnswer) | undefined;
 }
 
 /** A request whose turn it is. */
 export interface Turn {
-  /** Its body is read by `readBody` or `withJson`. */
+  /** Read its body with `readBody` or `withJson`. */
   readonly request: IncomingMessage;
-  /** Its answer. The next request of the connection is served when it has closed. */
+  /** The connection's next request waits until it has closed. */
   readonly response: ServerResponse;
-  /** The client, as limits per client count it: its address, unless `serve` knows better. */
+  /** The client's address, unless `serve` knows better. */
   readonly client: string;
-  /** The path of the target. */
   readonly path: string;
-  /** The query of the target, with its `?`. */
   readonly query: string;
-  /** The client waits for `100 Continue` before it sends its body. */
+  /** The client waits for `100 Continue`. */
   readonly expectsContinue: boolean;
 }
 
-/** An HTTP server with limits, in clear or with TLS. */
+/** An HTTP server with limits, with or without TLS. */
 export class HttpServer {
   readonly #options: HttpServerOptions;
   readonly #server: Server;
@@ -109,18 +96,15 @@ export class HttpServer {
     this.#options = options;
     const { limits, bodies, certificate, clock } = options;
     this.#answerError = options.answerError ?? errorAnswer;
-    this.#budget = new BodyBudget({
-      allBytes: bodies?.bodiesLengthBytes ?? 0,
-      perClientBytes: bodies?.bodiesPerClientLengthBytes ?? 0,
-    });
+    this.#budget = new BodyBudget(
+      bodies ?? { bodiesLengthBytes: 0, bodiesPerClientLengthBytes: 0 },
+    );
     this.#queues = {
       reads: new YieldingQueue({ clock, stepsPerTurn: 4 }),
       parses: options.parses ?? new YieldingQueue({ clock }),
     };
     this.#connections = new ClientConnections({
-      all: limits.connections,
-      perAddress: limits.connectionsPerAddress,
-      pipelined: limits.pipelinedRequests,
+      limits,
       refuse: (socket, error, answer) => refuseConnection(socket, this.#answerError(error), answer),
     });
     const headersTimeout = Math.min(limits.headersMs, limits.receiveMs);
@@ -129,12 +113,11 @@ export class HttpServer {
       headersTimeout,
       requestTimeout: limits.receiveMs,
       keepAliveTimeout: limits.keepAliveMs,
-      // How often Node searches for requests that are late; its default is 30 s.
+      // Node's default is 30 s.
       connectionsCheckingInterval: Math.ceil(Math.min(30_000, headersTimeout / 4)),
       handshakeTimeout: headersTimeout,
     });
-    // A limit on the connections whose TLS handshake is under way; the others have theirs in
-    // `ClientConnections`.
+    // Limits the TLS handshakes under way. `ClientConnections` limits the rest.
     if (certificate !== undefined) this.#server.maxConnections = 2 * limits.connections;
     const connected = certificate === undefined ? "connection" : "secureConnection";
     this.#server.on(connected, (socket: Socket) => this.#connections.accept(socket));
@@ -146,7 +129,7 @@ export class HttpServer {
   }
 
   /**
-   * Starts to listen, and resolves with the port.
+   * Starts to listen and resolves with the port.
    * @throws As `listen`.
    */
   async listen(host: string, port: number): Promise<number> {
@@ -155,8 +138,8 @@ export class HttpServer {
   }
 
   /**
-   * Stops listening. Idle connections end at once, the others with the answer that they carry or
-   * after `graceMs` (default: at once); without an end of it for `Infinity`.
+   * Idle connections end at once, the others after their answer or `graceMs`. `Infinity` sets no
+   * end.
    */
   async close(graceMs = 0): Promise<void> {
     const closed = new Promise<void>((resolve) => this.#server.close(() => resolve()));
@@ -171,15 +154,14 @@ export class HttpServer {
     timer?.cancel();
   }
 
-  /** Ends all connections, with their requests. */
   endConnections(): void {
     this.#server.closeAllConnections();
   }
 
   /**
-   * Reads the body of a request. The caller ends its share, with the request.
-   * @throws `KV_REQUEST_INVALID` with the HTTP status 413 or 415, or for JSON above the limits;
-   * `KV_PROXY_OVERLOADED` without memory for it; `KV_REQUEST_ABORTED` when the client disconnects.
+   * Reads the body of a request, whose share the caller ends.
+   * @throws `KV_REQUEST_INVALID` (413, 415, or JSON above the limits); `KV_PROXY_OVERLOADED`
+   * without memory; `KV_REQUEST_ABORTED` when the client disconnects.
    */
   async readBody({ request, response, client, expectsContinue }: Turn): Promise<ReceivedBody> {
     const { bodies, anyContentType } = this.#options;
@@ -198,7 +180,7 @@ export class HttpServer {
   }
 
   /**
-   * Calls `use` with the value of a request's body, whose bytes count until then.
+   * Calls `use` with the parsed body. Its bytes count until `use` ends.
    * @throws As `readBody`, and `KV_REQUEST_INVALID` for what is not JSON.
    */
   async withJson<T>(turn: Turn, use: (value: unknown) => T | Promise<T>): Promise<T> {
@@ -224,7 +206,7 @@ export class HttpServer {
     expectsContinue: boolean,
   ): Promise<void> {
     const { socket, headers } = request;
-    // A client that disconnects is also an error of the response; its `close` is enough.
+    // A disconnect is also an error of the response; `close` is enough.
     response.on("error", nothing);
     try {
       checkRequestHead(request, response);
@@ -232,7 +214,7 @@ export class HttpServer {
         this.#connections.received(socket);
       const client = this.#connections.addressOf(socket);
       const { host, ...target } = targetOf(request.url ?? "");
-      // It takes the place of the header (RFC 9112, 3.2.2).
+      // The target's host replaces the header (RFC 9112, 3.2.2).
       if (host !== undefined) headers.host = host;
       await this.#options.serve({ request, response, client, ...target, expectsContinue });
     } catch (thrown) {
@@ -250,15 +232,14 @@ export class HttpServer {
 const nothing = () => {};
 
 /**
- * Refuses heads that Node's parser accepts, and that another server on the way may read
- * differently: two `Host` headers, another major version of HTTP, a transfer coding besides
- * `chunked`, or any in HTTP/1.0.
+ * Refuses heads that Node accepts but another server may read differently: two `Host` headers,
+ * another major HTTP version, a transfer coding besides `chunked`, or any in HTTP/1.0.
  * @throws `KV_REQUEST_INVALID`; the answer closes the connection.
  */
 function checkRequestHead(request: IncomingMessage, response: ServerResponse): void {
   const error = refusalOf(request);
   if (error === undefined) return;
-  // Another reading of this head would find another end of the request.
+  // Another server may see another end of this request.
   response.setHeader("connection", "close");
   throw error;
 }
@@ -286,9 +267,7 @@ function refusalOf(request: IncomingMessage): KvError | undefined {
   return undefined;
 }
 
-/**
- * The path and the query of a request target in origin form or in absolute form (RFC 9112, 3.2).
- */
+/** Splits a target in origin form or absolute form (RFC 9112, 3.2). */
 function targetOf(url: string) {
   const [absolute = "", host] = /^https?:\/\/([^/?#]*)/i.exec(url) ?? [];
   const target = url.slice(absolute.length);
@@ -310,7 +289,7 @@ function createPlainOrTls(certificate: Certificate | undefined, options: ServerO
 }
 
 /**
- * Starts to listen, and resolves with the port.
+ * Starts to listen and resolves with the port.
  * @throws `KV_CONFIG_INVALID` when the port is taken or the host is not of this machine.
  */
 export async function listen(server: NetServer, host: string, port: number): Promise<number> {
@@ -332,7 +311,7 @@ export async function listen(server: NetServer, host: string, port: number): Pro
   return (server.address() as AddressInfo).port;
 }
 
-/** `http://HOST:PORT`, also of an IPv6 address. */
+/** `http://HOST:PORT`, with brackets for IPv6. */
 export function httpUrl(host: string, port: number): string {
   return `http://${host.includes(":") ? `[${host}]` : host}:${port}`;
 }

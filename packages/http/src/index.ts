@@ -1,17 +1,18 @@
-/** `@kv/http`: HTTP servers with limits, for the other packages. */
+/** `@kv/http`: HTTP servers with limits. */
 
 export {
   type ErrorForm,
   errorBody,
   errorForClient,
+  type Overload,
+  overloaded,
+  shortened,
+  shownValue,
   statusOf,
   withoutAddresses,
 } from "./answers/client-error.js";
 export { type ErrorAnswer, errorAnswer, errorEvent, sendError } from "./answers/error-response.js";
-export { type Overload, overloaded } from "./answers/overloaded.js";
 export { send, sendJson } from "./answers/send-json.js";
-export { shortened, shownValue } from "./answers/shown-value.js";
-export { asBuffer } from "./bodies/byte-collector.js";
 export {
   BodyBudget,
   IncomingBody,
@@ -25,10 +26,11 @@ export {
 } from "./certificate.js";
 export {
   ClientConnections,
+  type Member,
+  MemberList,
   type RequestSlot,
   RequestsInFlight,
 } from "./connections/client-connections.js";
-export { type Member, MemberList } from "./connections/member-list.js";
 export { EventFrames, editData, isDone, type StreamEvent } from "./events/event-frames.js";
 export { type BodiesLimits, bodyLimits, connectionLimits, type HttpLimits } from "./http-limits.js";
 export {
@@ -42,6 +44,7 @@ export {
 } from "./http-server.js";
 export { AT_ONCE_BYTES, type LongMember, parseJsonPieces } from "./json/json-pieces.js";
 export {
+  asBuffer,
   editMembers,
   editText,
   JsonValueEnd,

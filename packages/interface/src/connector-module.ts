@@ -5,59 +5,46 @@ import type { Platform } from "./platform.js";
 import type { SideChannel } from "./side-channel.js";
 import type { BackendSpec, Transport } from "./transport.js";
 
-/** Values of vLLM's `kv_role`: the engine prefills, decodes, or does both. */
+/** Values of vLLM's `kv_role`: the engine prefills, decodes or does both. */
 export const KV_ROLES = ["kv_producer", "kv_consumer", "kv_both"] as const;
 /** One of `KV_ROLES`. */
 export type KvRole = (typeof KV_ROLES)[number];
 
 /**
- * vLLM's `kv_transfer_config` (0.33) after validation. `readTransferConfig` of `@kv/connector`
- * makes it from JSON.
+ * vLLM's `kv_transfer_config` (0.33) after validation by `readTransferConfig` of `@kv/connector`.
  */
 export interface KvTransferConfig {
-  /** Name of the connector (`kv_connector`). */
   readonly connector: string;
-  /**
-   * Module that exports the connector (`kv_connector_module_path`). Absent: a registered connector.
-   */
+  /** `kv_connector_module_path`. Absent: a registered connector. */
   readonly modulePath?: string | undefined;
-  /** Role of the engine (`kv_role`). */
   readonly role: KvRole;
-  /** Id of the engine (`engine_id`). Absent: the engine makes one for each start. */
+  /** Absent: the engine makes an id at each start. */
   readonly engineId?: string | undefined;
-  /**
-   * Device of the registered buffers, such as "cpu" or "cuda" (`kv_buffer_device`). Absent: the
-   * platform's default.
-   */
+  /** `kv_buffer_device`, such as "cpu" or "cuda". Absent: the platform's default. */
   readonly bufferDevice?: string | undefined;
-  /** Policy for requests whose KV did not arrive (`kv_load_failure_policy`). */
   readonly loadFailurePolicy: LoadFailurePolicy;
-  /** Whether blocks of another layout are permuted after a transfer (`enable_permute_local_kv`). */
+  /** `enable_permute_local_kv`: blocks of another layout are permuted after a transfer. */
   readonly enablePermuteLocalKv: boolean;
-  /** Host of the side channel (`VLLM_NIXL_SIDE_CHANNEL_HOST`). */
   readonly sideChannelHost: string;
-  /** Port of the side channel (`VLLM_NIXL_SIDE_CHANNEL_PORT`). */
   readonly sideChannelPort: number;
-  /** Backends in order of preference. Empty: the transport's own choice. */
+  /** In order of preference. Empty: the transport chooses. */
   readonly backends: readonly BackendSpec[];
   /** `kv_connector_extra_config`, unvalidated: each connector reads its own keys. */
   readonly extra: Readonly<Record<string, unknown>>;
-  /** Environment variables that the connector may read. */
   readonly env: Readonly<Record<string, string | undefined>>;
 }
 
 /** Identity of an engine among its peers. */
 export interface EngineIdentity {
-  /** Id of the engine, unique for every start. `kv_transfer_params` and handshakes refer to it. */
+  /** Unique for every start. `kv_transfer_params` and handshakes refer to it. */
   readonly engineId: string;
   readonly tpSize: number;
   readonly ppSize: number;
   /**
-   * Ranks that share a sequence (decode context parallelism, vLLM: `decode_context_parallel_size`):
-   * block `i` of the engine's tables holds the blocks `i * dcpSize` to `i * dcpSize + dcpSize - 1`
-   * of the sequence, the one with the number `tpRank % dcpSize` on each rank. It divides `tpSize`.
-   * Caches of one latent per token only ("mla"). Push between `@kv` peers only, as vLLM 0.33
-   * refuses it. @default 1
+   * Ranks that share a sequence (vLLM: `decode_context_parallel_size`); it divides `tpSize`. Each
+   * block of the engine's tables stands for `dcpSize` consecutive blocks of the sequence; a rank
+   * has the one at `tpRank % dcpSize`. Only for "mla" caches, and for push between `@kv` peers:
+   * vLLM 0.33 refuses it. @default 1
    */
   readonly dcpSize?: number | undefined;
   readonly dpRank: number;
@@ -69,26 +56,21 @@ export interface EngineIdentity {
  * 15).
  */
 export interface ModelIdentity {
-  /** The model as it was named to the engine, a path or a hub name. It is hashed unchanged. */
+  /** Path or hub name as the engine got it; it is hashed unchanged. */
   readonly model: string;
-  /** Version of vLLM that peers run. */
   readonly vllmVersion: string;
-  /** vLLM's `NIXL_CONNECTOR_VERSION` that peers run. */
+  /** vLLM's `NIXL_CONNECTOR_VERSION` at the peers. */
   readonly connectorVersion: number;
-  /** Whether vLLM's hybrid memory allocator is on. */
   readonly isHmaEnabled: boolean;
-  /** The speculative decoding configuration, as it enters the hash. */
+  /** The form that enters the hash. */
   readonly speculativeConfig: unknown;
-  /**
-   * Name of the attention backend in the hash, where it differs from
-   * `KvCacheConfig.attentionBackend`.
-   */
+  /** The hash's value, where it differs from `KvCacheConfig.attentionBackend`. */
   readonly hashedAttentionBackend?: string | undefined;
 }
 
 /**
- * Options of `ConnectorModule.createScheduler`. The caller owns the side channel and closes it
- * after the connector.
+ * Options of `ConnectorModule.createScheduler`. The caller closes `sideChannel` after the
+ * connector.
  */
 export interface SchedulerOptions extends AmbientOptions {
   readonly config: KvTransferConfig;
@@ -98,8 +80,8 @@ export interface SchedulerOptions extends AmbientOptions {
 }
 
 /**
- * Options of `ConnectorModule.createWorker`. The caller owns transport, platform and side channel
- * and closes them after the connector.
+ * Options of `ConnectorModule.createWorker`. The caller closes transport, platform and side channel
+ * after the connector.
  */
 export interface WorkerOptions extends AmbientOptions {
   readonly config: KvTransferConfig;
@@ -111,12 +93,8 @@ export interface WorkerOptions extends AmbientOptions {
   readonly sideChannel: SideChannel;
 }
 
-/**
- * Exports of a package that implements a connector: its default export, or the export with the
- * connector's name.
- */
+/** What a connector's package exports, as its default or by the connector's name. */
 export interface ConnectorModule {
-  /** Name under which the connector is registered, as in `kv_connector`. */
   readonly name: string;
   /**
    * Creates the scheduler side.
@@ -128,7 +106,7 @@ export interface ConnectorModule {
   /**
    * Creates the worker side of one rank.
    *
-   * @throws as `createScheduler`, and those of `Transport.createAgent`.
+   * @throws as `createScheduler` and `Transport.createAgent`.
    */
   createWorker(options: WorkerOptions): Promise<WorkerConnector> | WorkerConnector;
 }

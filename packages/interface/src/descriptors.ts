@@ -4,35 +4,28 @@ import { KvError } from "./errors.js";
  * Memory types, by NIXL's names without the suffix `_SEG`.
  *
  * - `DRAM`: host memory.
- * - `VRAM`: memory of a device; `deviceId` is the ordinal of the device in the owner's process.
- * - `FILE`, `OBJ`: a file, or an object of an object store. Only the agent that registered it
- * reaches it: its lists are remote lists under that
- *   agent's own name, the addresses of their rows are offsets in the file or object, and their device is its `deviceId`. A WRITE replaces an
- *   object as a whole, so a row of an object covers all of it.
+ * - `VRAM`: device memory; `deviceId` is the device's ordinal in the owner's process.
+ * - `FILE`, `OBJ`: a file or a stored object, which only the agent that registered it reaches, by
+ * remote lists under its own name. Addresses are offsets in it. A WRITE replaces an object as a
+ * whole, so a row must cover all of it.
  */
 export type MemoryType = "DRAM" | "VRAM" | "FILE" | "OBJ";
 
 /**
- * Descriptors in rows of five numbers, `[address, lengthBytes, deviceId, strideBytes, count]`. A
- * row stands for `count` descriptors of `lengthBytes` each; every descriptor begins `strideBytes`
- * after the one before it. A descriptor's index is its position when all rows are expanded in
- * order: row r begins at the sum of the counts of the rows before it. A list has at most 2^31 - 1
- * descriptors, as indices are int32.
- *
- * The counterpart in NIXL is `nixl_xfer_dlist_t`, with one entry for each descriptor.
+ * Rows `[address, lengthBytes, deviceId, strideBytes, count]`. A row stands for `count` descriptors
+ * of `lengthBytes`, each beginning `strideBytes` after the last. Indices count them in order; they
+ * are int32, so a list has at most 2^31 - 1 (NIXL: `nixl_xfer_dlist_t`).
  */
 export interface DescriptorTable {
-  /** Memory type of all rows. */
   readonly memoryType: MemoryType;
   /**
-   * `DESCRIPTOR_ROW` numbers for each row. Every number is a non-negative integer below 2^53;
-   * `lengthBytes` and `count` are at least 1.
+   * `DESCRIPTOR_ROW` numbers for each row, integers from 0 to 2^53 - 1; `lengthBytes` and `count`
+   * are at least 1.
    */
   readonly rows: Float64Array;
   /**
-   * True: the list takes over the buffer of `rows`. The buffer is detached when the call returns,
-   * also when the call fails later. False or absent: the rows are copied before the call returns,
-   * which is 40 MB on the caller's thread for a million rows.
+   * True: the list takes over and detaches the buffer of `rows`, even when the call fails later.
+   * False: the call copies the rows, 40 MB for a million.
    *
    * @throws `KV_LIST_INVALID` when the buffer cannot be detached.
    */
@@ -42,41 +35,32 @@ export interface DescriptorTable {
 /** Count of numbers in a row of a `DescriptorTable`. */
 export const DESCRIPTOR_ROW = 5;
 
-/** The descriptors of a transfer as one pair of indices for each descriptor. */
+/** The descriptors of a transfer as pairs of indices. */
 export interface DescriptorPairs {
   /**
-   * Indices into the local list. `localIds[i]` moves to or from `remoteIds[i]`; both descriptors
-   * have the same length in bytes.
+   * Indices into the local list. `localIds[i]` pairs with `remoteIds[i]`, of the same length in
+   * bytes.
    */
   readonly localIds: Int32Array;
-  /** Indices into the remote list, as many as `localIds` has. */
   readonly remoteIds: Int32Array;
-  /** Absent: a request has either pairs or runs. */
   readonly runs?: undefined;
-  /** Absent: offsets belong to runs. */
   readonly offsets?: undefined;
 }
 
-/**
- * The descriptors of a transfer as runs of consecutive indices, so that a long request stays short.
- */
+/** The descriptors of a transfer as runs of consecutive indices. */
 export interface DescriptorRuns {
   /**
-   * Rows of `DESCRIPTOR_RUN` numbers, `[localId, remoteId, count]`: descriptors `localId` to
-   * `localId + count - 1` of the local list pair up with those of the remote list from `remoteId`
-   * on. `count` is at least 1.
+   * Rows of `DESCRIPTOR_RUN` numbers, `[localId, remoteId, count]`: `count` local descriptors from
+   * `localId` pair with the remote ones from `remoteId`. `count` is at least 1.
    */
   readonly runs: Int32Array;
   /**
    * Rows of `DESCRIPTOR_OFFSET` numbers, `[localOffset, remoteOffset]`. All runs move once for each
-   * row, with the offsets added to their indices. The block ids of a request are the same in every
-   * region of a KV cache, so this table has one row for each region, and `runs` one row for each
-   * run of blocks. @default one row of zeros
+   * row, with the offsets added. As block ids are the same in all regions of a KV cache, each
+   * region is a row. @default one row of zeros
    */
   readonly offsets?: Int32Array | undefined;
-  /** Absent: a request has either pairs or runs. */
   readonly localIds?: undefined;
-  /** Absent: a request has either pairs or runs. */
   readonly remoteIds?: undefined;
 }
 
@@ -87,9 +71,8 @@ export const DESCRIPTOR_RUN = 3;
 export const DESCRIPTOR_OFFSET = 2;
 
 /**
- * Expands runs into pairs, in the order in which a transfer moves them; returns pairs unchanged. It
- * allocates one number for each descriptor and side, so use it in reports and tests, not on the
- * path of a request. It does not validate.
+ * Expands runs into pairs in the order of the transfer; returns pairs unchanged. It allocates for
+ * each descriptor, so keep it off the path of requests.
  */
 export function descriptorPairs(descriptors: DescriptorPairs | DescriptorRuns): DescriptorPairs {
   if (descriptors.runs === undefined) return descriptors;
@@ -110,9 +93,8 @@ export function descriptorPairs(descriptors: DescriptorPairs | DescriptorRuns): 
 }
 
 /**
- * Moves the bytes of `source` into a new buffer, and detaches `source`; nothing is copied. An
- * implementation of `Memory.scatter` that copies on another thread calls it, so that nobody can
- * free the bytes meanwhile.
+ * Moves `source` into a new buffer without a copy, and detaches it. A `Memory.scatter` that copies
+ * on another thread needs it: nobody can free the bytes meanwhile.
  *
  * @throws `KV_MEMORY_INVALID` when the buffer cannot be detached.
  */
@@ -129,11 +111,10 @@ export function takeBuffer(source: ArrayBuffer): ArrayBuffer {
 }
 
 /**
- * Moves the numbers of `rows` into a new array that owns its buffer, and detaches the buffer of
- * `rows`; nothing is copied. A transport calls it for a table with `takeRows`.
+ * Moves `rows` into a new array without a copy, and detaches them, for a table with `takeRows`.
  *
  * @throws `KV_LIST_INVALID` when the buffer cannot be detached, such as a `SharedArrayBuffer` or
- * the memory of a WebAssembly module.
+ * WebAssembly memory.
  */
 export function takeRows(rows: Float64Array): Float64Array {
   try {

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { KV_ERROR_CODES, KvError } from "./index.js";
+import { KV_ERROR_CODES, KvError, settleAll } from "./index.js";
 
 test("codes have the form KV_<AREA>_<CONDITION> and are unique", () => {
   for (const code of KV_ERROR_CODES) expect(code).toMatch(/^KV(_[A-Z]+){1,}$/);
@@ -40,4 +40,15 @@ test("toJSON is plain data with code and hint", () => {
     hint: "h",
     details: { local: 1, remote: 2 },
   });
+});
+
+test("the first error comes only after all have ended", async () => {
+  let hasEnded = false;
+  const slow = new Promise<void>((resolve) => setTimeout(resolve, 20)).then(() => {
+    hasEnded = true;
+  });
+  const failing = [Promise.reject(new Error("first")), Promise.reject(new Error("second")), slow];
+  await expect(settleAll(failing)).rejects.toThrow("first");
+  expect(hasEnded).toBe(true);
+  await settleAll([undefined, slow]);
 });

@@ -1,23 +1,19 @@
 /**
- * All codes of `KvError`, in the form `KV_<AREA>_<CONDITION>`. The list is closed: a caller may
- * switch over it, and a new code comes with a minor release. `docs/errors.md` has the meaning, the
- * likely cause and the remedy of each.
+ * All codes of `KvError`, as `KV_<AREA>_<CONDITION>`. The list is closed; only a minor release adds
+ * a code. `docs/errors.md` explains each.
  */
 export const KV_ERROR_CODES = [
-  // configuration and registry
   "KV_CONFIG_INVALID",
   "KV_CONFIG_UNKNOWN_KEY",
   "KV_CONNECTOR_UNKNOWN",
   "KV_CONNECTOR_DUPLICATE",
   "KV_CONNECTOR_LOAD_FAILED",
-  // topology and plan
   "KV_TOPOLOGY_INVALID",
   "KV_PLAN_INVALID",
   "KV_PLAN_INCOMPATIBLE",
   "KV_PLAN_UNSUPPORTED",
   "KV_BLOCKS_MISMATCH",
   "KV_BLOCKS_OUT_OF_RANGE",
-  // side channel and handshake
   "KV_WIRE_MALFORMED",
   "KV_WIRE_LIMIT_EXCEEDED",
   "KV_SIDE_CHANNEL_BIND_FAILED",
@@ -29,7 +25,6 @@ export const KV_ERROR_CODES = [
   "KV_HANDSHAKE_WRONG_ENGINE",
   "KV_HANDSHAKE_UNTRUSTED",
   "KV_HANDSHAKE_BACKED_OFF",
-  // transport
   "KV_TRANSPORT_UNAVAILABLE",
   "KV_TRANSPORT_CLOSED",
   "KV_TRANSPORT_UNSUPPORTED",
@@ -50,12 +45,10 @@ export const KV_ERROR_CODES = [
   "KV_NOTIFICATION_INVALID",
   "KV_NOTIFICATION_FAILED",
   "KV_PEER_DISCONNECTED",
-  // native library and installation
   "KV_LIBRARY_NOT_FOUND",
   "KV_LIBRARY_INCOMPATIBLE",
   "KV_ADDON_NOT_FOUND",
   "KV_INSTALL_FAILED",
-  // requests
   "KV_REQUEST_INVALID",
   "KV_REQUEST_UNKNOWN",
   "KV_REQUEST_ABORTED",
@@ -65,10 +58,8 @@ export const KV_ERROR_CODES = [
   "KV_REFERENCE_USED",
   "KV_REFERENCES_FULL",
   "KV_PROMPT_MISMATCH",
-  // platform
   "KV_PLATFORM_UNSUPPORTED",
   "KV_STAGING_FAILED",
-  // engine and proxy
   "KV_ENGINE_FAILED",
   "KV_MODEL_UNSUPPORTED",
   "KV_OUT_OF_BLOCKS",
@@ -82,40 +73,32 @@ export const KV_ERROR_CODES = [
 /** One of `KV_ERROR_CODES`. */
 export type KvErrorCode = (typeof KV_ERROR_CODES)[number];
 
-/** Options of the constructor of `KvError`. */
+/** Options of `KvError`'s constructor. */
 export interface KvErrorOptions {
-  /** Remedy: a command, a setting, or a value that works. */
+  /** A remedy: a command, a setting, or a value that works. */
   hint?: string | undefined;
-  /**
-   * Values for programs, such as the two that disagree. Plain data only; logs and `--json` print
-   * it.
-   */
+  /** Plain values for programs, such as the two that disagree; logs and `--json` print them. */
   details?: Readonly<Record<string, unknown>> | undefined;
-  /** The error that caused this one. */
   cause?: unknown;
 }
 
 const brand: unique symbol = Symbol.for("@kv/KvError") as never;
 
 /**
- * The error class of all `@kv` packages. The message says what failed and where, with both values
- * where two disagree; `hint` has the remedy. Use `KvError.is` and never `instanceof`: it recognises
- * errors of another copy of this package by a symbol.
+ * The error class of all `@kv` packages. The message has both values where two disagree; `hint` has
+ * the remedy. Use `KvError.is`, never `instanceof`: it recognises errors of other copies of this
+ * package.
  */
 export class KvError extends Error {
   static {
     Object.defineProperty(KvError.prototype, brand, { value: true });
   }
 
-  /** Always "KvError". */
   override readonly name = "KvError";
   readonly code: KvErrorCode;
-  /** Remedy, as text for people; undefined when there is none. */
   readonly hint: string | undefined;
-  /** Values for programs; empty when there are none. */
   readonly details: Readonly<Record<string, unknown>>;
 
-  /** Creates an error. `message` says what failed and where. */
   constructor(code: KvErrorCode, message: string, options: KvErrorOptions = {}) {
     super(message, options.cause === undefined ? undefined : { cause: options.cause });
     this.code = code;
@@ -123,28 +106,21 @@ export class KvError extends Error {
     this.details = options.details ?? {};
   }
 
-  /**
-   * Returns true for a `KvError` of any copy of this package, and of one code when `code` is given.
-   */
+  /** Returns true for a `KvError` of any copy of this package, with `code` if given. */
   static is(value: unknown, code?: KvErrorCode): value is KvError {
     if (typeof value !== "object" || value === null) return false;
     if ((value as { [brand]?: unknown })[brand] !== true) return false;
     return code === undefined || (value as KvError).code === code;
   }
 
-  /**
-   * Returns `value` when it is a `KvError`, otherwise a new error of `code` with `value` as its
-   * cause and its message after `message`.
-   */
+  /** Returns a `KvError` unchanged, and anything else as the cause of a new error of `code`. */
   static from(value: unknown, code: KvErrorCode, message: string): KvError {
     return KvError.is(value)
       ? value
       : new KvError(code, `${message}: ${reason(value)}`, { cause: value });
   }
 
-  /**
-   * Returns plain data for logs and wires; `hint` is left out when there is none, the cause always.
-   */
+  /** Returns plain data for logs and wires, without the cause. */
   toJSON(): { name: string; code: KvErrorCode; message: string; hint?: string; details: unknown } {
     return {
       name: this.name,
@@ -158,4 +134,13 @@ export class KvError extends Error {
 
 function reason(value: unknown): string {
   return value instanceof Error ? value.message : String(value);
+}
+
+/**
+ * Waits until all have ended, and then rejects with the first error. `Promise.all` would reject
+ * while the others still use what the caller frees next.
+ */
+export async function settleAll(ends: Iterable<Promise<unknown> | undefined>): Promise<void> {
+  const failed = (await Promise.allSettled(ends)).find(({ status }) => status === "rejected");
+  if (failed !== undefined) throw (failed as PromiseRejectedResult).reason;
 }

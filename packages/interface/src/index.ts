@@ -4,6 +4,7 @@ export * from "./connector-module.js";
 export * from "./descriptors.js";
 export * from "./errors.js";
 export * from "./kv-cache.js";
+export * from "./nearest-name.js";
 export * from "./platform.js";
 export * from "./remote-address.js";
 export * from "./side-channel.js";

@@ -5,65 +5,46 @@ import type { Staging, StagingOptions } from "./staging.js";
 /** Capabilities of an accelerator. */
 export interface PlatformCapabilities {
   /**
-   * Memory types under which the device's memory can be registered. Empty: blocks must be staged
-   * through host memory.
+   * Memory types under which device memory can be registered. Empty: blocks are staged through host
+   * memory.
    */
   readonly registersAs: readonly MemoryType[];
-  /**
-   * Ways to register the device's memory directly that exist but that this platform does not use,
-   * because it stages. Absent: none is known.
-   */
+  /** Ways to register device memory that exist, but that this staging platform does not use. */
   readonly directRegistration?: readonly DirectRegistration[] | undefined;
-  /** Values of vLLM's `kv_buffer_device` that work here. The first one is the default. */
+  /** Values of vLLM's `kv_buffer_device`; the first is the default. */
   readonly bufferDevices: readonly string[];
-  /** Batches that may execute at the same time; 1 means synchronous execution. */
+  /** Batches that may execute at once; 1 is synchronous execution. */
   readonly maxConcurrentBatches: number;
 }
 
-/** A way to register a device's memory without staging. */
+/** A way to register device memory without staging. */
 export interface DirectRegistration {
-  /** Name of the backend that supports it, such as "LIBFABRIC". */
+  /** Backend that supports it, such as "LIBFABRIC". */
   readonly backend: string;
-  /** Memory type under which the backend registers the memory. */
   readonly memoryType: MemoryType;
-  /** Requirements of the machine, as text for people. */
+  /** What the machine needs, as text for people. */
   readonly needs: string;
 }
 
-/**
- * Settings of an engine that a platform may refuse. vLLM's own names are read as well;
- * `engineSettings` merges both. A platform ignores keys that it does not know.
- */
+/** Settings of an engine, under these names or vLLM's. A platform ignores unknown keys. */
 export interface PlatformEngineSettings {
-  /** Whether prefix caching is on (vLLM: `enable_prefix_caching`). */
   readonly prefixCaching?: boolean | undefined;
-  /** Sequences that the engine runs at the same time (vLLM: `max_num_seqs`). */
   readonly maxNumSeqs?: number | undefined;
-  /** The model's `config.json`. */
   readonly modelConfig?: Readonly<Record<string, unknown>> | undefined;
-  /** Further settings of the engine. */
   readonly [key: string]: unknown;
 }
 
-/** Settings whose names and types are known. */
+/** Settings whose names and types are known; undefined where not given. */
 export interface KnownEngineSettings {
-  /**
-   * `prefixCaching` or `enable_prefix_caching`, also as on vLLM's command line; undefined when none
-   * is given.
-   */
   readonly prefixCaching: boolean | undefined;
-  /**
-   * `maxNumSeqs` or `max_num_seqs`, also as on vLLM's command line; undefined when none is given.
-   */
   readonly maxNumSeqs: number | undefined;
 }
 
 /**
- * Reads an engine's settings under our names and under vLLM's. An undefined or null value counts as
- * absent.
+ * Reads settings under our names and vLLM's, also those of its command line, `no-` included. Null
+ * counts as absent.
  *
- * @throws `KV_CONFIG_INVALID` for a value of the wrong type, and for two names of one setting with
- * different values.
+ * @throws `KV_CONFIG_INVALID` for a wrong type, and for two names that disagree.
  */
 export function engineSettings(settings: PlatformEngineSettings): KnownEngineSettings {
   const maxNumSeqs = readSetting(settings, "maxNumSeqs", "max_num_seqs", "number");
@@ -77,10 +58,10 @@ export function engineSettings(settings: PlatformEngineSettings): KnownEngineSet
 }
 
 /**
- * Reads the longest sequence in tokens: `max_model_len`, as vLLM's engine arguments limit it, else
- * the model's `max_position_embeddings`.
+ * Reads the longest sequence in tokens: vLLM's `max_model_len`, else the model's
+ * `max_position_embeddings`.
  *
- * @throws `KV_CONFIG_INVALID` where both are missing, or the value is not a positive integer.
+ * @throws `KV_CONFIG_INVALID` where both are missing, or it is not a positive integer.
  */
 export function readMaxModelLen(modelConfig: Readonly<Record<string, unknown>>): number {
   for (const key of ["max_model_len", "max_position_embeddings"]) {
@@ -111,22 +92,23 @@ function readSetting<T extends keyof SettingTypes>(
 ): SettingTypes[T] | undefined {
   let read: SettingTypes[T] | undefined;
   let readAs = ours;
-  for (const name of [ours, vllms, vllms.replaceAll("_", "-")]) {
-    const value = settings[name] ?? undefined;
-    if (value === undefined) continue;
-    if (typeof value !== type) {
-      throw new KvError("KV_CONFIG_INVALID", `${name} is ${JSON.stringify(value)}, not a ${type}`);
+  const option = vllms.replaceAll("_", "-");
+  const negated = type === "boolean" ? [`no_${vllms}`, `no-${option}`] : [];
+  for (const name of [ours, vllms, option, ...negated]) {
+    const given = settings[name] ?? undefined;
+    if (given === undefined) continue;
+    if (typeof given !== type) {
+      throw new KvError("KV_CONFIG_INVALID", `${name} is ${JSON.stringify(given)}, not a ${type}`);
     }
+    const value = (negated.includes(name) ? !given : given) as SettingTypes[T];
     if (read !== undefined && read !== value) {
       throw new KvError(
         "KV_CONFIG_INVALID",
-        `${readAs} is ${read} and ${name} is ${String(value)}`,
-        {
-          hint: "give one of the two names",
-        },
+        `${readAs} is ${String(settings[readAs])} and ${name} is ${String(given)}`,
+        { hint: "give one of the two names" },
       );
     }
-    read = value as SettingTypes[T];
+    read = value;
     readAs = name;
   }
   return read;
@@ -134,46 +116,39 @@ function readSetting<T extends keyof SettingTypes>(
 
 /** A setting that works worse than it could. */
 export interface PlatformWarning {
-  /** Name of the setting. */
   readonly setting: string;
-  /** Reason, as text for people. */
   readonly message: string;
 }
 
 /**
- * A Platform describes an accelerator to an engine: the shape of its cache, the limits of its
- * settings, whether its memory can be registered, and, where it cannot, how blocks are staged
- * through host memory. The worker side of a connector receives it as an option. Every
- * implementation runs the suite `@kv/conformance/platform`. vLLM's counterpart is
- * `vllm.platforms.Platform`.
+ * Describes an accelerator to an engine: cache shape, limits of settings, and how memory is
+ * registered or staged (vLLM: `vllm.platforms.Platform`). Every implementation runs the suite
+ * `@kv/conformance/platform`.
  */
 export interface Platform {
-  /** Name of the device type in lower case: "cpu", "cuda", "neuron", … */
+  /** A name such as "cpu", "cuda" or "neuron". */
   readonly deviceType: string;
-  /** What this platform can do. */
   readonly capabilities: PlatformCapabilities;
   /**
    * Returns the dimensions of one layer's cache, outermost first (vLLM:
-   * `AttentionBackend.get_kv_cache_shape`). Unknown keys are ignored.
+   * `AttentionBackend.get_kv_cache_shape`).
    */
   kvCacheShape(shape: KvCacheShapeOptions): readonly number[];
   /**
-   * Returns the longest sequence in tokens from the model's config.
+   * Returns the longest sequence in tokens.
    *
    * @throws `KV_CONFIG_INVALID`, `KV_MODEL_UNSUPPORTED`.
    */
   maxModelLen(modelConfig: Readonly<Record<string, unknown>>): number;
   /**
-   * Checks an engine's settings before it starts. Returns warnings for settings that work badly.
+   * Checks an engine's settings before it starts; returns warnings for those that work badly.
    *
-   * @throws `KV_PLATFORM_UNSUPPORTED`, with the setting and the reason, for a setting that cannot
-   * work.
+   * @throws `KV_PLATFORM_UNSUPPORTED` for a setting that cannot work, with the reason.
    */
   check(settings: PlatformEngineSettings): readonly PlatformWarning[];
   /**
-   * Creates the staging pool. Absent where the device's memory is registered directly; required
-   * where `capabilities.registersAs` is empty. `staged` of `@kv/connector` calls it once for each
-   * rank and closes what it returns.
+   * Creates the staging pool, required where `capabilities.registersAs` is empty. `staged` of
+   * `@kv/connector` calls it once per rank and closes the result.
    *
    * @throws `KV_PLATFORM_UNSUPPORTED` for caches that this platform cannot stage.
    */
@@ -182,14 +157,11 @@ export interface Platform {
 
 /** Dimensions of a KV cache. */
 export interface KvCacheShapeOptions {
-  /** Blocks of the cache. */
   readonly numBlocks: number;
-  /** Tokens of a block. */
   readonly blockSize: number;
-  /** KV heads of this rank. */
   readonly numKvHeads: number;
   /** Elements of K, or of V, of one head and token. */
   readonly headSize: number;
-  /** Further dimensions; a platform ignores those that it does not know. */
+  /** Further dimensions; a platform ignores unknown ones. */
   readonly [key: string]: unknown;
 }

@@ -1,6 +1,6 @@
 /**
- * What counts as one remote address: an IPv4 address, or the /64 network of an IPv6 address, which
- * one host may have as a whole.
+ * Returns what counts as one remote address: an IPv4 address, or an IPv6 /64, which one host may
+ * own.
  */
 export function remoteAddressKey(address: string): string {
   const mapped = /^::ffff:(\d+\.\d+\.\d+\.\d+)$/i.exec(address);

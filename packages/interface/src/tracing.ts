@@ -1,48 +1,34 @@
 /**
- * Attributes of a span or an event. An undefined value is left out. The project's own names begin
- * with `kv.`; times end in `_ms`.
+ * Attributes of a span or event, without undefined ones. The project's names begin with `kv.`;
+ * times end in `_ms`.
  */
 export type SpanAttributes = Readonly<Record<string, string | number | boolean | undefined>>;
 
 /** Options of `Tracer.start`. */
 export interface SpanOptions {
-  /**
-   * W3C `traceparent` of the parent, from this process or from another one. Untrusted: a malformed
-   * value, like an absent one, begins a new trace.
-   */
+  /** W3C `traceparent` of the parent. Untrusted: without a well-formed value a new trace begins. */
   readonly parent?: string | undefined;
-  /**
-   * `server`: answers a request of another process. `client`: waits for another process. @default
-   * "internal"
-   */
+  /** `server` answers another process; `client` waits for one. @default "internal" */
   readonly kind?: "internal" | "server" | "client" | undefined;
-  /** Attributes that are known at the start. */
   readonly attributes?: SpanAttributes | undefined;
 }
 
-/**
- * A span that has begun. The caller ends it once; other calls after `end` have no effect. No method
- * throws.
- */
+/** A span that has begun. The caller ends it once; later calls have no effect. No method throws. */
 export interface Span {
-  /** W3C `traceparent` of this span: the parent of its children, in this process and in others. */
+  /** W3C `traceparent` for children in any process. */
   readonly traceparent: string;
-  /** Adds attributes. */
   set(attributes: SpanAttributes): void;
   /** Records that something happened now. */
   event(name: string, attributes?: SpanAttributes): void;
-  /** Ends the span. With an error its status is an error, and `error.type` is the error's code. */
+  /** Ends the span. An error sets its status, and `error.type` to the error's code. */
   end(error?: unknown): void;
 }
 
-/**
- * Records spans. A part that gets no tracer records nothing, and pays for one comparison:
- * `tracer?.start(…)`. An implementation must not throw.
- */
+/** Records spans. An implementation must not throw. */
 export interface Tracer {
   /**
-   * Begins a span. Undefined where the parent is not sampled (flag 01 of `traceparent` is 0): pass
-   * the parent on unchanged.
+   * Undefined where the parent is not sampled (flag 01 of `traceparent` is 0): pass it on
+   * unchanged.
    */
   start(name: string, options?: SpanOptions): Span | undefined;
 }
@@ -50,8 +36,7 @@ export interface Tracer {
 const TRACEPARENT = /^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$/;
 
 /**
- * The value of a `traceparent` header or key (W3C Trace Context, version 00) if it is well formed;
- * undefined for anything else.
+ * Returns a well-formed `traceparent` (W3C Trace Context, version 00), undefined for anything else.
  */
 export function readTraceparent(value: unknown): string | undefined {
   return typeof value === "string" && TRACEPARENT.test(value) ? value : undefined;

@@ -1,31 +1,28 @@
 import type { Clock } from "./ambient.js";
 
-/** After work that took `n` ms, the queue leaves the event loop to others for 3 · `n` ms. */
+/** After `n` ms of work, the queue leaves the event loop to others for 3 · `n` ms. */
 const IDLE_PER_BUSY = 3;
-/** A process that was stopped during a step goes on soon. */
+/** Limits the wait after a process was stopped during a step. */
 const MAX_IDLE_MS = 1000;
 
 /** Options of a `YieldingQueue`. */
 export interface YieldingQueueOptions {
-  /** Measures the steps, and waits between them. */
   readonly clock: Clock;
   /**
-   * Steps that run in one turn of the event loop.
+   * Steps in one turn of the event loop.
    * @default 1
    */
   readonly stepsPerTurn?: number | undefined;
   /**
-   * For how many ms a step of `run` calls `next()` again: for work whose `next()` takes
-   * microseconds. 0: once.
+   * How many ms a step of `run` repeats a `next()` of microseconds. 0: once.
    * @default 0
    */
   readonly sliceMs?: number | undefined;
 }
 
 /**
- * Runs long work in steps, in order, and yields to the event loop between them, so that other
- * requests are served meanwhile. The steps take at most a quarter of the time, with the promise
- * callbacks that they cause.
+ * Runs long work in steps, in order, and yields to the event loop between them. Steps and their
+ * promise callbacks take at most a quarter of the time.
  */
 export class YieldingQueue {
   readonly #clock: Clock;
@@ -33,7 +30,7 @@ export class YieldingQueue {
   readonly #sliceMs: number;
   readonly #waiting: (() => void)[] = [];
   #isBusy = false;
-  /** What short steps have left to be waited for, less than a millisecond. */
+  /** Idle time below a millisecond that short steps still owe. */
   #owedMs = 0;
 
   constructor({ clock, stepsPerTurn = 1, sliceMs = 0 }: YieldingQueueOptions) {
@@ -42,7 +39,6 @@ export class YieldingQueue {
     this.#sliceMs = sliceMs;
   }
 
-  /** Steps that wait. */
   get length(): number {
     return this.#waiting.length;
   }
@@ -53,14 +49,14 @@ export class YieldingQueue {
     if (!this.#isBusy) this.#runTurn();
   }
 
-  /** Resolves in a later turn of the event loop; what its caller does then is a step. */
+  /** Resolves in a later turn of the event loop; what the caller does then is a step. */
   turn(): Promise<void> {
     return new Promise((resolve) => this.push(resolve));
   }
 
   /**
-   * Runs `work` up to its end, each `next()` as a step of its own, or as many as `sliceMs` allows.
-   * Resolves with what it returns, and rejects with what it throws.
+   * Runs `work` to its end in steps of one `next()`, or as many as `sliceMs` allows. Resolves and
+   * rejects as `work` does.
    */
   run<T>(work: Iterator<unknown, T>): Promise<T> {
     return new Promise((resolve, reject) => {
@@ -87,8 +83,7 @@ export class YieldingQueue {
       startedMs = this.#clock.now();
       for (const step of this.#waiting.splice(0, this.#stepsPerTurn)) step();
     });
-    // Node runs both immediates in one turn, and between them the callbacks of the promises that
-    // the steps resolved.
+    // Node runs both immediates in one turn, and between them the promise callbacks of the steps.
     setImmediate(() => this.#yield(this.#clock.now() - startedMs));
   }
 

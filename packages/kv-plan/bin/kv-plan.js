@@ -1,4 +1,3 @@
 #!/usr/bin/env node
-// A file that is there before the build, so that package managers can link the command when they
-// install.
+// Exists before the build, so that package managers can link the command on install.
 import "../dist/cli.js";

@@ -6,7 +6,6 @@ import { plannerHtml } from "./planner-html.js";
 
 const here = dirname(fileURLToPath(import.meta.url));
 
-/** The planner as one page: the plan, the proof, the picture and the known models. */
 export async function buildPlanner(): Promise<string> {
   const folder = join(here, "../models");
   const models = readdirSync(folder)
@@ -20,7 +19,7 @@ export async function buildPlanner(): Promise<string> {
   );
 }
 
-/** The script of the page that `kv-plan --html` prints. */
+/** The script of `kv-plan --html` pages. */
 export function buildReportScript(): Promise<string> {
   return bundled("report-page.ts");
 }

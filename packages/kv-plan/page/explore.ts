@@ -2,9 +2,8 @@ import { holdsLatents, showBytes, showHeads, showPrefillRank } from "../src/rend
 import type { BlockReport, PairReport, PlanReport, PrefillRank } from "../src/report/report.js";
 
 /**
- * Makes what `reportBody` has written answer: a button for each rank, which shows its reads, and a
- * button for each block, which shows its sources. Values enter the page as text, never as markup,
- * since names in a report may come from a peer.
+ * Buttons on the page of `reportBody` show a rank's reads and a block's sources. Values enter as
+ * text, never as markup, because names may come from a peer.
  */
 export function explore(report: PairReport): void {
   if (report.outcome === "planned") new Explorer(report).addRanks();
@@ -41,10 +40,7 @@ class Explorer {
     }
   }
 
-  /**
-   * The button of a rank. It and the rank's box in the picture do the same; the second time they
-   * undo it.
-   */
+  /** The rank's box in the picture acts like the button. A second press undoes the first. */
   #addRank(place: Attributes, name: string, side: Side, show: () => void): HTMLElement {
     const button = make("button", { type: "button", "aria-pressed": "false", ...place }, name);
     const act = () => {
@@ -182,7 +178,6 @@ class Explorer {
     return this.#isLatent ? "latent" : showHeads(range);
   }
 
-  /** The colour that the rank has in the picture. */
   #colour(rank: PrefillRank): string {
     const edge = document.querySelector(
       `.kv-plan .rank[data-prefill="${this.#nameOf(rank)}"] rect`,
@@ -191,7 +186,7 @@ class Explorer {
   }
 }
 
-/** Highlights the curves of a rank and the ranks at their other ends; without a name all. */
+/** Without a name, highlights everything. */
 function highlight(side: Side, name: string | undefined): void {
   for (const one of all(".kv-plan .on")) one.classList.remove("on");
   for (const picture of all(".kv-plan")) picture.classList.toggle("chosen", name !== undefined);
@@ -207,7 +202,6 @@ function highlight(side: Side, name: string | undefined): void {
   mark(`.kv-plan .rank[data-${side}="${name}"]`);
 }
 
-/** Presses or releases a button, and releases the others beside it. */
 function press(button: HTMLElement, isPressed: boolean): void {
   for (const other of button.parentElement?.querySelectorAll("button") ?? [])
     other.setAttribute("aria-pressed", String(other === button && isPressed));
@@ -217,7 +211,6 @@ function all(selector: string): Iterable<HTMLElement | SVGElement> {
   return document.querySelectorAll<HTMLElement | SVGElement>(selector);
 }
 
-/** The empty element with this id. */
 function panel(id: string): Element {
   const element = document.getElementById(id) ?? document.body;
   element.replaceChildren();

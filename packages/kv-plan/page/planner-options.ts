@@ -8,31 +8,14 @@ import { modelCaches } from "../src/model/model-caches.js";
 import { analysePair } from "../src/report/analyse-pair.js";
 import type { AnalyseOptions } from "../src/report/plans-of-pair.js";
 import type { PairReport, RefusalReport } from "../src/report/report.js";
+import { SIZE_DEFAULTS, type SizeReport, sizeReport } from "../src/size/size-report.js";
 
 /**
- * What the form of the page holds, as text. A value for both engines, or two with a comma: prefill,
- * then decode. An empty one is the default.
+ * The page's form as text. Empty is the default of `kv-plan`; two values with a comma are prefill's
+ * and decode's.
  */
-export interface PageOptions {
-  /** Name of a known model; empty: that of `config`. */
-  readonly model: string;
-  /** A model's config.json. */
-  readonly config: string;
-  readonly tp: string;
-  readonly pp: string;
-  readonly block: string;
-  readonly layout: string;
-  readonly backend: string;
-  readonly dtype: string;
-  readonly tokens: string;
-  readonly computed: string;
-  readonly bandwidth: string;
-  /** "on": the engine converts HND to NHD. */
-  readonly permute: string;
-}
-
-/** The form when no link says otherwise. */
-export const DEFAULTS: PageOptions = {
+const DEFAULTS = {
+  /** A known model, or empty for the model of `config`. */
   model: "llama-3.1-70b",
   config: "",
   tp: "8,4",
@@ -44,16 +27,32 @@ export const DEFAULTS: PageOptions = {
   tokens: "2048",
   computed: "0",
   bandwidth: "25",
+  /** "on": the engine converts HND to NHD. */
   permute: "",
+  /** GiB of one GPU, and of the whole checkpoint. Empty weights are estimated. */
+  memory: "80",
+  weights: "",
 };
 
-/** A config.json has some kilobytes; a link cannot be much longer. */
+export type PageOptions = Readonly<typeof DEFAULTS>;
+
+/** The form with the value of each field. */
+export function optionsOf(read: (field: keyof PageOptions) => string): PageOptions {
+  const options = { ...DEFAULTS };
+  for (const field of FIELDS) options[field] = read(field);
+  return options;
+}
+
+export const FIELDS = Object.keys(DEFAULTS) as (keyof PageOptions)[];
+
+const GIB = 2 ** 30;
+
+/** Far more than a config.json has; links cannot be much longer. */
 const MAX_CONFIG_CHARACTERS = 65_536;
 
-/** The form as the fragment of a link: what differs from the defaults. */
+/** Writes only what differs from the defaults. */
 export function toFragment(options: PageOptions): string {
-  const keys = Object.keys(DEFAULTS) as (keyof PageOptions)[];
-  const changed = keys.filter(
+  const changed = FIELDS.filter(
     (key) => options[key] !== DEFAULTS[key] && !(key === "config" && options.model !== ""),
   );
   return new URLSearchParams(
@@ -61,20 +60,14 @@ export function toFragment(options: PageOptions): string {
   ).toString();
 }
 
-/**
- * The form of a link. What the fragment does not say is the default, and what the form does not
- * have is ignored.
- */
+/** Missing values are defaults; unknown ones are ignored. */
 export function fromFragment(fragment: string): PageOptions {
   const given = new URLSearchParams(fragment.replace(/^#/, ""));
-  const keys = Object.keys(DEFAULTS) as (keyof PageOptions)[];
-  return Object.fromEntries(
-    keys.map((key) => [key, (given.get(key) ?? DEFAULTS[key]).slice(0, MAX_CONFIG_CHARACTERS)]),
-  ) as unknown as PageOptions;
+  return optionsOf((key) => (given.get(key) ?? DEFAULTS[key]).slice(0, MAX_CONFIG_CHARACTERS));
 }
 
 /**
- * The names of known models by the family of their rules.
+ * Known models by the family of their rules.
  * @throws The errors of `modelCaches`.
  */
 export function byFamily(
@@ -89,8 +82,8 @@ export function byFamily(
 }
 
 /**
- * Plans and proves the pair of the form. `models` are the known configs by name.
- * @throws `KV_CONFIG_INVALID`, `KV_PLAN_*`, with what is wrong.
+ * `models`: known configs by name.
+ * @throws `KV_CONFIG_INVALID`, `KV_PLAN_*`.
  */
 export function reportOf(
   options: PageOptions,
@@ -101,18 +94,55 @@ export function reportOf(
   return "outcome" in pair ? pair : analysePair(pair, settings);
 }
 
-function pairOf(
+/**
+ * What fits into the decode engine's GPUs.
+ * @throws `KV_CONFIG_INVALID`, `KV_PLAN_*`.
+ */
+export function sizesOf(
   options: PageOptions,
   models: Readonly<Record<string, unknown>>,
-): Pair | RefusalReport {
+): SizeReport {
+  const { name, config } = modelOf(options, models);
+  const model = modelOfConfig(name, config, { cacheDtype: options.dtype });
+  const [weights] = sizes("Weights", options.weights, 1_000_000);
+  const [memory = 80] = sizes("Memory", options.memory, 1_000_000);
+  return sizeReport(
+    model,
+    config,
+    {
+      tpSize: sizes("TP", options.tp, 1024).at(-1) ?? 1,
+      dpSize: 1,
+      memoryBytes: memory * GIB,
+      weightsBytes: weights === undefined ? undefined : weights * GIB,
+      ...SIZE_DEFAULTS,
+      requestTokens: settingsOf(options).numTokens,
+      bandwidthGBps: settingsOf(options).bandwidthGBps,
+    },
+    {
+      blockSize: sizes("Block size", options.block, 1_000_000).slice(-1),
+      layout: values(options.layout).map(layoutNamed).slice(-1),
+    },
+  );
+}
+
+function modelOf(
+  options: PageOptions,
+  models: Readonly<Record<string, unknown>>,
+): { readonly name: string; readonly config: unknown } {
   const known = Object.hasOwn(models, options.model) ? models[options.model] : undefined;
   if (options.model !== "" && known === undefined)
     throw new KvError(
       "KV_CONFIG_INVALID",
       `Model: ${options.model} is none of ${Object.keys(models).join(", ")}`,
     );
-  const name = options.model || "model";
-  const config = known ?? parsed(options.config);
+  return { name: options.model || "model", config: known ?? parsed(options.config) };
+}
+
+function pairOf(
+  options: PageOptions,
+  models: Readonly<Record<string, unknown>>,
+): Pair | RefusalReport {
+  const { name, config } = modelOf(options, models);
   const both = () => {
     const model = modelOfConfig(name, config, { cacheDtype: options.dtype });
     return [model, model] as const;

@@ -39,8 +39,8 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
       value,
     );
   };
-  const told = async (...args: string[]) => {
-    const { stdout } = await captured(...args, "--json");
+  const told = async (args: string) => {
+    const { stdout } = await captured(`${args} --json`);
     return renderText(JSON.parse(stdout) as PairReport);
   };
 
@@ -57,16 +57,7 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
   test("the report of a known model is that of kv-plan", async () => {
     await open("model=qwen3-0.6b&tp=4,2&block=16,32&tokens=100");
     expect(await textOf("#text")).toBe(
-      await told(
-        "--config",
-        fixture("qwen3-0.6b"),
-        "--tp",
-        "4,2",
-        "--block-size",
-        "16,32",
-        "--tokens",
-        "100",
-      ),
+      await told(`--config ${fixture("qwen3-0.6b")} --tp 4,2 --block-size 16,32 --tokens 100`),
     );
     expect(await textOf("#verdict")).toMatch(/^Proven/);
     // vllm#55434
@@ -173,19 +164,14 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
     expect(await page.$$("img")).toEqual([]);
   });
 
-  test("the picture and the kvbench matrix are saved as files, as kv-plan prints them", async () => {
+  test("the picture is saved as a file, as kv-plan prints it", async () => {
     await open("model=llama-3.1-70b&tp=4,2&tokens=64");
     const session = await browser.target().createCDPSession();
     await session.send("Browser.setDownloadBehavior", { behavior: "allow", downloadPath: folder });
-    const args = ["--config", fixture("llama-3.1-70b"), "--tp", "4,2", "--tokens", "64"];
-    for (const [button, name, flag] of [
-      ["save-svg", "kv-plan.svg", "--svg"],
-      ["save-kvbench", "matrix.txt", "--kvbench"],
-    ] as const) {
-      await page.click(`#${button}`);
-      const { stdout } = await captured(...args, flag);
-      await expect.poll(() => readOrNothing(join(folder, name))).toBe(stdout);
-    }
+    const args = `--config ${fixture("llama-3.1-70b")} --tp 4,2 --tokens 64`;
+    await page.click("#save-svg");
+    const { stdout } = await captured(`${args} --svg`);
+    await expect.poll(() => readOrNothing(join(folder, "kv-plan.svg"))).toBe(stdout);
   });
 
   test("the keyboard reaches every part, in order", async () => {
@@ -212,8 +198,10 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
       "tokens",
       "computed",
       "bandwidth",
+      "memory",
+      "weights",
     ];
-    const rest = ["permute", "copy-link", "save-svg", "save-kvbench", "P0", "P1", "D0", "text"];
+    const rest = ["permute", "copy-link", "save-svg", "P0", "P1", "D0", "text"];
     expect(reached).toEqual([...fields, ...rest]);
   });
 
@@ -265,6 +253,22 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
       await page.screenshot({ path: join(keep, `planner-${width}-${scheme}.png`), fullPage: true });
     },
   );
+
+  test("first-contact.md 9: labels of a row stand at one height, and no line of the plan is cut", async () => {
+    await page.setViewport({ width: 1280, height: 900 });
+    await open("model=llama-3.1-70b&tp=8,4&tokens=4000");
+    const [heights, ...scrolled] = await page.evaluate(() => {
+      const fields = document.querySelectorAll("#form label:not(.whole) > *");
+      const text = document.querySelector("#text") as HTMLElement;
+      return [
+        [...new Set([...fields].map((each) => each.getBoundingClientRect().height))],
+        text.scrollWidth,
+        text.clientWidth,
+      ];
+    });
+    expect(heights).toHaveLength(1);
+    expect(scrolled[0]).toBe(scrolled[1]);
+  });
 
   test("the page asks nothing of a network and logs no error", () => {
     expect(complaints).toEqual([]);

@@ -1,29 +1,30 @@
 import { KvError } from "@kv/interface";
 import { escapeXml } from "../src/render/format.js";
 import { reportBody } from "../src/render/render-html.js";
-import { renderKvbench } from "../src/render/render-kvbench.js";
 import { renderSvg } from "../src/render/render-svg.js";
 import type { PairReport } from "../src/report/report.js";
+import { sizeHtml } from "../src/size/render-size.js";
 import { explore } from "./explore.js";
 import {
   byFamily,
-  DEFAULTS,
+  FIELDS,
   fromFragment,
+  optionsOf,
   type PageOptions,
   reportOf,
+  sizesOf,
   toFragment,
 } from "./planner-options.js";
 
-// The script of the page: reads the form, plans and proves in the browser, and shows the report.
+// The planner page's script: plans and proves in the browser.
 
 declare global {
-  /** The known models: their config.json by name. The build puts them here. */
+  /** config.json of the known models by name, put here by the build. */
   const KNOWN_MODELS: Readonly<Record<string, unknown>>;
 }
 
 const element = <T extends HTMLElement>(id: string) => document.getElementById(id) as T;
 const form = element<HTMLFormElement>("form");
-const fields = Object.keys(DEFAULTS) as (keyof PageOptions)[];
 const field = (name: keyof PageOptions) => form.elements.namedItem(name) as HTMLInputElement;
 let shown: PairReport | undefined;
 
@@ -34,16 +35,11 @@ for (const [family, names] of Object.entries(byFamily(KNOWN_MODELS))) {
   element("model").append(group);
 }
 
-function read(): PageOptions {
-  const entries = fields.map((name) => [
-    name,
-    name === "permute" ? (field(name).checked ? "on" : "") : field(name).value,
-  ]);
-  return Object.fromEntries(entries) as unknown as PageOptions;
-}
+const read = () =>
+  optionsOf((name) => (name === "permute" ? (field(name).checked ? "on" : "") : field(name).value));
 
 function fill(options: PageOptions): void {
-  for (const name of fields) {
+  for (const name of FIELDS) {
     if (name === "permute") field(name).checked = options[name] === "on";
     else field(name).value = options[name];
   }
@@ -53,13 +49,12 @@ function show(options: PageOptions): void {
   element("paste").hidden = options.model !== "";
   document.body.dataset["ready"] = "false";
   const result = element("result");
-  for (const id of ["save-svg", "save-kvbench"]) element<HTMLButtonElement>(id).disabled = true;
+  element<HTMLButtonElement>("save-svg").disabled = true;
   try {
     shown = reportOf(options, KNOWN_MODELS);
-    result.innerHTML = `<h2 id="title">${escapeXml(shown.title)}</h2>${reportBody(shown)}`;
+    result.innerHTML = `<h2 id="title">${escapeXml(shown.title)}</h2>${reportBody(shown)}<h2>What fits into a decode GPU</h2>${whatFits(options)}`;
     explore(shown);
     element<HTMLButtonElement>("save-svg").disabled = false;
-    element<HTMLButtonElement>("save-kvbench").disabled = shown.outcome === "refused";
   } catch (thrown) {
     const { code, message, hint } = KvError.from(
       thrown,
@@ -69,6 +64,15 @@ function show(options: PageOptions): void {
     const advice = hint === undefined ? "" : `<p>${escapeXml(hint)}</p>`;
     result.innerHTML = `<p id="problem" role="alert"><strong>${escapeXml(message)}</strong> [${code}]</p>${advice}`;
     document.body.dataset["ready"] = "true";
+  }
+}
+
+function whatFits(options: PageOptions): string {
+  try {
+    return sizeHtml(sizesOf(options, KNOWN_MODELS));
+  } catch (thrown) {
+    if (!KvError.is(thrown)) throw thrown;
+    return `<p id="size">${escapeXml(`${thrown.message}. ${thrown.hint ?? ""}`)}</p>`;
   }
 }
 
@@ -98,9 +102,6 @@ element("copy-link").addEventListener("click", async () => {
 });
 element("save-svg").addEventListener("click", () => {
   if (shown !== undefined) save("kv-plan.svg", "image/svg+xml", renderSvg(shown));
-});
-element("save-kvbench").addEventListener("click", () => {
-  if (shown?.outcome === "planned") save("matrix.txt", "text/plain", renderKvbench(shown));
 });
 addEventListener("hashchange", start);
 

@@ -1,6 +1,6 @@
 /**
- * `@kv/kv-plan`: the report of `kv-plan`, for programs that get the geometry of two engines in
- * another way. `kv-peer plan` asks running engines, and prints the same report.
+ * `@kv/kv-plan`: the report of `kv-plan` for programs with another source of geometry. `kv-peer
+ * plan` asks running engines.
  */
 export { MAX_RANKS, type Pair } from "./input/pair.js";
 export { type ConfiguredGroups, groupsOfConfig } from "./input/read-pair.js";

@@ -5,9 +5,7 @@ import { type EngineFlags, layoutOf } from "./input/engine-flags.js";
 import { MAX_RANKS } from "./input/pair.js";
 import { addReportOptions, integer, type ReportOptions } from "./report-options.js";
 
-/**
- * The flags of `kv-plan`. Where the two engines differ a flag has two values: prefill, then decode.
- */
+/** The flags of `kv-plan`. Two values are prefill's and decode's. */
 export interface CliOptions extends ReportOptions, EngineFlags {
   readonly file?: string | undefined;
   readonly config: readonly string[];
@@ -20,7 +18,7 @@ export interface CliOptions extends ReportOptions, EngineFlags {
   readonly prefixCaching: boolean;
 }
 
-/** The command `kv-plan` with its options and without an action. */
+/** Returns the command without an action. */
 export function command(): Command {
   const program = new Command("kv-plan")
     .version(packageVersion(import.meta.url))
@@ -65,26 +63,30 @@ export function command(): Command {
       ),
     )
     .addOption(several("--backend <name>", "attention backend", lists(String), "vLLM's"))
-    .addOption(several("--num-blocks <count>", "blocks of a rank", integers, "10000"))
+    .addOption(several("--num-blocks <count>", "blocks of a rank", integers, "10000"));
+  return addReportOptions(cacheOptions(program).allowExcessArguments(false));
+}
+
+/** Adds the flags that decide the types and blocks of a config's caches. */
+export function cacheOptions(program: Command): Command {
+  return program
     .option(
       "--kv-cache-dtype <name>",
-      "auto, bfloat16, float16, float32, fp8, nvfp4, fp8_per_token_head, …",
+      "auto, bfloat16, float16, fp8, nvfp4, fp8_per_token_head, …",
       "auto",
     )
     .option(
       "--ssm-dtype <name>",
-      "of a hybrid's recurrent states: auto (the config's, else float32), or as above",
+      "of a hybrid's recurrent states: auto (the config's, else float32), float32, bfloat16 or float16",
       "auto",
     )
     .option(
       "--no-prefix-caching",
       "the engines keep no prefixes; a hybrid's blocks then have other sizes",
-    )
-    .allowExcessArguments(false);
-  return addReportOptions(program);
+    );
 }
 
-/** An option that may be given more than once. `shown` is the default that the help names. */
+/** An option that may repeat. `shown`: the default in the help. */
 function several<T>(
   flags: string,
   description: string,
@@ -94,7 +96,7 @@ function several<T>(
   return new Option(flags, description).argParser<readonly T[]>(collected).default([], shown);
 }
 
-/** Each value may be a list itself, with commas between its parts. */
+/** Each value may itself be a list with commas. */
 const lists =
   <T>(read: (text: string) => T) =>
   (text: string, before: readonly T[]) => [...before, ...listOf(read)(text)];

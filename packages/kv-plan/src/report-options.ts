@@ -2,18 +2,15 @@ import { positiveNumber, wholeNumberFrom } from "@kv/program";
 import { type Command, Option } from "commander";
 import type { PoolState } from "./report/sample-request.js";
 
-/**
- * The sample request, what the engines may do for it, and the form of the report.
- * `addReportOptions` defines the flags.
- */
+/** The sample request and the report's form. `addReportOptions` defines the flags. */
 export interface ReportOptions {
   /** `--tokens`: length of the sample request. */
   readonly tokens: number;
   /** `--computed`: logical decode blocks that a prefix hit supplies. */
   readonly computed: number;
-  /** `--pool`: whether the block tables of the request are consecutive. */
+  /** `--pool`: whether the request's block ids are consecutive. */
   readonly pool: PoolState;
-  /** `--bandwidth`: of one rank's link, in GB/s. */
+  /** `--bandwidth` of one rank's link, in GB/s. */
   readonly bandwidth: number;
   /** `--permute`: allows the conversion `hnd-to-nhd`. */
   readonly permute: boolean;
@@ -22,29 +19,25 @@ export interface ReportOptions {
   /** `--masked`: the engine masks tokens beyond a request's last. */
   readonly masked: boolean;
   /**
-   * `--form`: the form where blocks must be put in another order. @default the one with fewer
-   * descriptors
+   * `--form` for blocks that need another order.
+   * @default the one with fewer descriptors
    */
   readonly form?: "permute" | "direct" | undefined;
-  /** `--json`: print the report as JSON. One form at most may be given. */
+  /** `--json`. At most one form may be given. */
   readonly json: boolean;
-  /** `--mermaid`: print a Mermaid flow chart. */
-  readonly mermaid: boolean;
-  /** `--svg`: print an SVG. */
+  /** `--svg`: an SVG. */
   readonly svg: boolean;
-  /** `--html`: print one self-contained page. */
+  /** `--html`: one self-contained page. */
   readonly html: boolean;
-  /** `--kvbench`: print the traffic matrix of NIXL's kvbench. */
-  readonly kvbench: boolean;
-  /** `--plans`: print the plans of all decode ranks as JSON, one a line. */
+  /** `--plans`: all decode ranks' plans, one JSON document a line. */
   readonly plans: boolean;
-  /** `--out`: the file to write to instead of the terminal. */
+  /** `--out`: the file to write instead of the terminal. */
   readonly out?: string | undefined;
 }
 
 const MAX_COUNT = 999_999_999;
 
-/** Adds the flags of `ReportOptions` to a command, and returns the command. */
+/** Adds the flags of `ReportOptions` to a command, and returns it. */
 export function addReportOptions(program: Command): Command {
   return program
     .optionsGroup("Sample request:")
@@ -81,13 +74,10 @@ export function addReportOptions(program: Command): Command {
     )
     .optionsGroup("Report:")
     .option("--json", "print the report as JSON", false)
-    .option("--mermaid", "print a Mermaid flow chart", false)
     .option("--svg", "print an SVG", false)
     .option("--html", "print one self-contained page", false)
-    .option("--kvbench", "print the bytes as a traffic matrix for NIXL's kvbench", false)
     .option("--plans", "print the plans of all decode ranks as JSON, one a line", false)
     .option("--out <file>", "write to a file instead of the terminal");
 }
 
-/** A whole number above 0. */
 export const integer = wholeNumberFrom(1, MAX_COUNT);

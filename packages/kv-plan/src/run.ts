@@ -8,16 +8,15 @@ import type { Pair } from "./input/pair.js";
 import { readPair } from "./input/read-pair.js";
 import { type CliOptions, command } from "./options.js";
 import { renderHtml } from "./render/render-html.js";
-import { renderKvbench } from "./render/render-kvbench.js";
-import { renderMermaid } from "./render/render-mermaid.js";
 import { renderSvg } from "./render/render-svg.js";
 import { renderText } from "./render/render-text.js";
 import { analysePair } from "./report/analyse-pair.js";
 import { plansOf } from "./report/plans-of-pair.js";
 import type { PairReport } from "./report/report.js";
 import type { ReportOptions } from "./report-options.js";
+import { runSize } from "./size/run-size.js";
 
-/** The output of a command. */
+/** Where a command writes. */
 export interface Output {
   /** Writes a part of the report. */
   stdout(text: string): void;
@@ -25,10 +24,7 @@ export interface Output {
   stderr(text: string): void;
 }
 
-/**
- * Runs `kv-plan` with arguments, without those of node and the script. Returns the exit code, one
- * of `EXIT_CODES` of `@kv/program`.
- */
+/** `args` exclude node and the script. Returns one of `EXIT_CODES` of `@kv/program`. */
 export async function runKvPlan(args: readonly string[], output: Output): Promise<number> {
   if (args.some((arg) => arg === "--from" || arg.startsWith("--from="))) {
     output.stderr(
@@ -40,6 +36,7 @@ export async function runKvPlan(args: readonly string[], output: Output): Promis
     return EXIT_CODES.couldNotRun;
   }
   const program = command()
+    .addHelpText("after", "\nkv-plan size --help: how many tokens and requests fit into a GPU")
     .exitOverride()
     .configureOutput({
       ...commanderOutput("kv-plan"),
@@ -47,8 +44,8 @@ export async function runKvPlan(args: readonly string[], output: Output): Promis
       writeErr: (text) => output.stderr(text),
     });
   try {
-    // The completion of a shell. It is no subcommand otherwise, because commander would ask for
-    // one.
+    if (args[0] === "size") return await runSize(args.slice(1), output);
+    // A shell's completion is no subcommand, because commander would otherwise require one.
     if (args[0] === "complete") {
       tab(program);
       program.parse(args, { from: "user" });
@@ -67,9 +64,8 @@ export async function runKvPlan(args: readonly string[], output: Output): Promis
 }
 
 /**
- * Plans and proves a pair with a sample request, and prints the report in the form that the options
- * name. Returns an exit code: `failed` for a pair that has no plan, and for a plan in which the
- * proof found a fault.
+ * Plans and proves a pair with a sample request, and prints the report. Returns an exit code:
+ * `failed` without a plan, or with a fault in the proof.
  * @throws `KV_CONFIG_INVALID` for two forms, or for a file that cannot be written.
  */
 export async function printReport(
@@ -93,7 +89,7 @@ export async function printReport(
   return printOut(report, options, output, () => plansOf(pair, settings));
 }
 
-/** Prints a report in the form that the options name. `plans`: those of a pair that is planned. */
+/** `plans` are those of a planned pair. */
 async function printOut(
   report: PairReport,
   options: ReportOptions,
@@ -112,14 +108,14 @@ async function printOut(
   return report.outcome === "planned" && report.proof.proven ? EXIT_CODES.ok : EXIT_CODES.failed;
 }
 
-/** The script of the page that `--html` prints. The build writes it. */
+/** The script of `--html` pages, written by the build. */
 const REPORT_PAGE = new URL("../dist/report-page.js", import.meta.url);
 
-const FORMS = ["json", "mermaid", "svg", "html", "kvbench", "plans"] as const;
+const FORMS = ["json", "svg", "html", "plans"] as const;
 type Form = (typeof FORMS)[number];
 
 /**
- * The form that is asked for; undefined for text.
+ * Returns undefined for text.
  * @throws `KV_CONFIG_INVALID` when there are several.
  */
 function formOf(options: ReportOptions): Form | undefined {
@@ -136,9 +132,7 @@ async function rendered(
   form: Exclude<Form, "plans"> | undefined,
 ): Promise<string> {
   if (form === "json") return `${JSON.stringify(report, null, 2)}\n`;
-  if (form === "mermaid") return renderMermaid(report);
   if (form === "svg") return renderSvg(report);
-  if (form === "kvbench" && report.outcome === "planned") return renderKvbench(report);
   if (form === "html") return renderHtml(report, await readFile(REPORT_PAGE, "utf8"));
   return renderText(report);
 }

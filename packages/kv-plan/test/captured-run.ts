@@ -2,19 +2,22 @@ import { expect } from "vitest";
 import type { PairReport, PlanReport } from "../src/report/report.js";
 import { runKvPlan } from "../src/run.js";
 
-/** Runs `kv-plan` in this process and returns its output. */
+/** Runs `kv-plan` in this process and returns its output. Each of `args` is one or more words. */
 export async function captured(
   ...args: string[]
 ): Promise<{ code: number; stdout: string; stderr: string }> {
   let [stdout, stderr] = ["", ""];
-  const code = await runKvPlan(args, {
-    stdout: (text) => {
-      stdout += text;
+  const code = await runKvPlan(
+    args.flatMap((words) => words.split(" ")),
+    {
+      stdout: (text) => {
+        stdout += text;
+      },
+      stderr: (text) => {
+        stderr += text;
+      },
     },
-    stderr: (text) => {
-      stderr += text;
-    },
-  });
+  );
   return { code, stdout, stderr };
 }
 

@@ -39,20 +39,7 @@ describe.skipIf(chromium === undefined)("the page in Chromium", () => {
 
   beforeAll(async () => {
     report = await reportOf(
-      "--config",
-      model,
-      "--tp",
-      "8",
-      "--tp",
-      "4",
-      "--block-size",
-      "16",
-      "--block-size",
-      "32",
-      "--tokens",
-      "100",
-      "--form",
-      "permute",
+      `--config ${model} --tp 8 --tp 4 --block-size 16 --block-size 32 --tokens 100 --form permute`,
     );
     script = await buildReportScript();
     browser = await openBrowser();
@@ -113,7 +100,7 @@ describe.skipIf(chromium === undefined)("the page in Chromium", () => {
   });
 
   test("blocks that are not listed are counted", async () => {
-    const long = await reportOf("--config", model, "--tp", "8", "--tp", "4", "--tokens", "1600");
+    const long = await reportOf(`--config ${model} --tp 8 --tp 4 --tokens 1600`);
     await open("long.html", renderHtml(long, script));
     await page.click('button[data-decode-rank="0"]');
     expect(await texts("#left-out")).toEqual([
@@ -144,18 +131,7 @@ describe.skipIf(chromium === undefined)("the page in Chromium", () => {
   });
 
   test("pipeline stages: shows rank names, and the caches and a block of each stage", async () => {
-    const staged = await reportOf(
-      "--config",
-      model,
-      "--tp",
-      "2",
-      "--tp",
-      "1",
-      "--pp",
-      "2",
-      "--tokens",
-      "32",
-    );
+    const staged = await reportOf(`--config ${model} --tp 2 --tp 1 --pp 2 --tokens 32`);
     await open("stages.html", renderHtml(staged, script));
     await page.click('button[data-prefill-stage="1"][data-prefill-rank="0"]');
     expect((await texts("#detail h2")).join()).toBe("Prefill rank 0 of stage 1");
@@ -182,16 +158,7 @@ describe.skipIf(chromium === undefined)("the page in Chromium", () => {
   });
 
   test("shows a page for a refusal", async () => {
-    const refused = await reportOf(
-      "--config",
-      model,
-      "--tp",
-      "8",
-      "--tp",
-      "4",
-      "--layout",
-      "LHBNC",
-    );
+    const refused = await reportOf(`--config ${model} --tp 8 --tp 4 --layout LHBNC`);
     await open("refused.html", renderHtml(refused, script));
     expect(await page.$eval("#text", (element) => element.textContent)).toContain(
       "decode with TP 8",

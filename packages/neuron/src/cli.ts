@@ -33,7 +33,6 @@ program
     },
   );
 
-// `complete <shell>` prints the completion of a shell.
 tab(program);
 
 await runProgram("kv-neuron", () => program.parseAsync());

@@ -3,9 +3,8 @@ import { createRequire } from "node:module";
 import { fileURLToPath } from "node:url";
 import { KvError } from "@kv/interface";
 
-/** The native addon over libnrt. */
 export interface NrtAddon {
-  /** Loads the library and initialises the runtime. A process can have it open once. */
+  /** Loads the library and initialises the runtime, once in a process at a time. */
   open(libraryPath: string): object;
   close(runtime: object): void;
   readonly Tensor: new (
@@ -17,26 +16,21 @@ export interface NrtAddon {
   describe(libraryPath: string): DescribedLibrary;
 }
 
-/** A library that the loader accepted. */
 export interface DescribedLibrary {
   readonly path: string;
   readonly symbols: Readonly<Record<string, boolean>>;
 }
 
-/** A tensor in device memory. */
 export interface NrtTensor {
   /**
-   * Copies between `buffer` and runs `[offsetBytes, lengthBytes]` of the tensor, on libuv's thread
+   * Copies between `buffer` and the tensor's runs `[offsetBytes, lengthBytes]`, on libuv's thread
    * pool.
    */
   copy(write: boolean, runs: Float64Array, buffer: ArrayBuffer): Promise<ArrayBuffer | undefined>;
   close(): void;
 }
 
-/**
- * Loads the addon.
- * @throws `KV_ADDON_NOT_FOUND`, with the path and the cause.
- */
+/** @throws `KV_ADDON_NOT_FOUND`, with the path and the cause. */
 export function loadNrtAddon(): NrtAddon {
   const platform = `${process.platform}-${process.arch}`;
   const path = fileURLToPath(new URL(`../native/${platform}/kv_neuron.node`, import.meta.url));
@@ -54,13 +48,10 @@ export function loadNrtAddon(): NrtAddon {
   }
 }
 
-/** Path of the Neuron runtime in AWS's packages. The loader does not search it by itself. */
+/** In AWS's packages, where the loader does not look. */
 const AWS_PATH = "/opt/aws/neuron/lib/libnrt.so.1";
 
-/**
- * Returns the paths or names to try for libnrt, in order: only `KV_NRT_LIBRARY` where it is set,
- * else the usual places.
- */
+/** What to try for libnrt, in order: only `KV_NRT_LIBRARY` where it is set. */
 export function nrtLibraryPaths(
   env: Readonly<Record<string, string | undefined>> = process.env,
 ): readonly string[] {
@@ -69,7 +60,7 @@ export function nrtLibraryPaths(
 }
 
 /**
- * Calls `attempt` with each path until one has a library, and returns its result.
+ * Calls `attempt` with each path until one has a library.
  * @throws The errors of `attempt` for a library that exists but does not work; `KV_STAGING_FAILED`
  * with every path that was tried.
  */
@@ -84,8 +75,7 @@ export function withNrtLibrary<T>(paths: readonly string[], attempt: (path: stri
       return attempt(path);
     } catch (error) {
       const message = error instanceof Error ? error.message : String(error);
-      // The loader reports a missing library in these words; any other error concerns a library
-      // that exists.
+      // The loader's words for a missing library; other errors concern an existing one.
       if (!message.startsWith(`${path}: cannot open shared object file`)) throw error;
       tried.push(message);
     }

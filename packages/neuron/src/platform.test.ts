@@ -69,6 +69,15 @@ test("S1.8: the spelling of vLLM's command line is read", () => {
     "KV_PLATFORM_UNSUPPORTED",
   );
   expect(check({ "enable-prefix-caching": false, "max-num-seqs": 1 })).toEqual([]);
+  // The hint's own spelling.
+  expect(check({ "max-num-seqs": 1, "no-enable-prefix-caching": true })).toEqual([]);
+  expect(check({ max_num_seqs: 1, no_enable_prefix_caching: true })).toEqual([]);
+  expect(() => check({ "max-num-seqs": 1, "no-enable-prefix-caching": false })).toThrow(
+    "prefixCaching is true",
+  );
+  expect(() => check({ prefixCaching: true, "no-enable-prefix-caching": true })).toThrow(
+    "prefixCaching is true and no-enable-prefix-caching is true",
+  );
   expect(() => check({ prefixCaching: false, maxNumSeqs: 1, "max-num-seqs": 2 })).toThrow(
     "maxNumSeqs is 1 and max-num-seqs is 2",
   );

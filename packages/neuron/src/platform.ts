@@ -13,15 +13,15 @@ import { createNeuronStaging } from "./staging/staging.js";
 /** Options of `neuronPlatform`. */
 export interface NeuronPlatformOptions {
   /**
-   * EC2 instance type or family, such as "trn1.32xlarge", "trn1n" or "trn2". On trn1 and trn1n
-   * settings beyond their limits throw; on others they warn. @default "trn1"
+   * EC2 instance type or family, such as "trn1.32xlarge", "trn1n" or "trn2". Settings beyond trn1's
+   * and trn1n's limits throw; on others they warn. @default "trn1"
    */
   readonly family?: string | undefined;
 }
 
 /**
  * NIXL's LIBFABRIC backend registers Neuron memory (FI_HMEM_NEURON) where each device has its own
- * network device: on trn2 and later.
+ * network device, on trn2 and later.
  */
 const DIRECT: readonly DirectRegistration[] = [
   {
@@ -34,11 +34,10 @@ const DIRECT: readonly DirectRegistration[] = [
 
 const REASON = "the Neuron compiler fails on its graphs (NCC_ITEN404, aws-neuron-sdk #1304)";
 
-/** Settings that do not work on trn1, and their remedies. */
 const LIMITS: readonly {
   readonly setting: keyof KnownEngineSettings;
   readonly exceeds: (settings: KnownEngineSettings) => boolean;
-  /** What vLLM does where the setting is missing. */
+  /** Where the setting is missing. */
   readonly vllmDefault: string;
   readonly hint: string;
 }[] = [
@@ -57,11 +56,11 @@ const LIMITS: readonly {
 ];
 
 /**
- * Creates the platform of AWS Neuron. It always stages through host memory. K and V of a layer are
- * separate on the device (`[2, num_blocks, num_kv_heads, block_size, head_size]`, as in vllm-neuron
- * since its patch 20). Batches execute one after another. `check` throws `KV_PLATFORM_UNSUPPORTED`
- * for settings that the compiler cannot handle. Where NIXL's LIBFABRIC can register device memory
- * directly, `capabilities.directRegistration` says so.
+ * The platform of AWS Neuron, which always stages through host memory. Device K and V are separate
+ * (`[2, num_blocks, num_kv_heads, block_size, head_size]`, as in vllm-neuron since its patch 20).
+ * Batches run one after another. `check` throws `KV_PLATFORM_UNSUPPORTED` for settings that the
+ * compiler cannot handle. `capabilities.directRegistration` says where LIBFABRIC can register
+ * device memory.
  * @throws `KV_CONFIG_INVALID` for a family that is none of Neuron's.
  */
 export function neuronPlatform({ family: given = "trn1" }: NeuronPlatformOptions = {}): Platform {
@@ -98,7 +97,7 @@ export function neuronPlatform({ family: given = "trn1" }: NeuronPlatformOptions
 }
 
 /**
- * The family of an instance type: "trn1" of "trn1.32xlarge".
+ * "trn1" of "trn1.32xlarge".
  * @throws `KV_CONFIG_INVALID`.
  */
 function familyOf(instanceType: string): string {

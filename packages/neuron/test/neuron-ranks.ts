@@ -1,11 +1,11 @@
-import type { KvCacheConfig, KvCacheRegion } from "@kv/interface";
 import {
   blockBytes,
   firstWrongToken,
   rankShare,
   writeTokens,
-} from "@kv/testing/simulator/kv-pattern";
-import type { SimRanks } from "@kv/testing/simulator/sim-ranks";
+} from "@kv/conformance/engine/kv-pattern";
+import type { EngineRanks } from "@kv/conformance/engine/ranks";
+import type { KvCacheConfig, KvCacheRegion } from "@kv/interface";
 import { type NeuronDevice, neuronCaches } from "../src/index.js";
 
 const POISON = 0xdb;
@@ -19,7 +19,7 @@ export function neuronRanks(options: {
   readonly config: KvCacheConfig;
   readonly tpSize: number;
   readonly numBlocks: number;
-}): SimRanks {
+}): EngineRanks {
   const { device, config, tpSize, numBlocks } = options;
   const ranks = Array.from({ length: tpSize }, (_, tpRank) => {
     const share = rankShare(config, tpRank, tpSize);

@@ -15,11 +15,15 @@ import { Command, Option } from "commander";
 import { addBench } from "./bench/command.js";
 import { doctor } from "./doctor/doctor.js";
 import { doctorText } from "./doctor/report.js";
-import { installNixl, PLUGIN_DEPENDENCIES, type PluginDependency } from "./install/install.js";
+import {
+  installNixl,
+  PLUGIN_DEPENDENCIES,
+  type PluginDependency,
+  useNixl,
+} from "./install/install.js";
 import { type Cuda, DEFAULT_VERSION } from "./install/wheels.js";
 import { findLibrary } from "./library/find-library.js";
 
-/** As commander parses them. */
 interface DoctorCommandOptions {
   library?: string | undefined;
   backend?: string[] | undefined;
@@ -44,18 +48,18 @@ const program = new Command("kv-nixl")
   .exitOverride()
   .configureOutput(commanderOutput("kv-nixl"));
 
+const cudaOption = () =>
+  new Option("--cuda <major>", "major version of CUDA that the wheel is built for: 12 or 13")
+    .argParser((text) => Number(oneOf("12", "13")(text)))
+    .default(12);
+
 program
   .command("install")
   .description(
     "download the pinned NIXL wheel with pip, or take --wheel, and unpack its libraries into the user's cache",
   )
   .option("--version <version>", "version of NIXL", DEFAULT_VERSION)
-  .option(
-    "--cuda <major>",
-    "major version of CUDA that the wheel is built for: 12 or 13",
-    (text) => Number(oneOf("12", "13")(text)),
-    12,
-  )
+  .addOption(cudaOption())
   .option(
     "--wheel <file>",
     "the wheel, on a machine without a package index; its SHA-256 is checked",
@@ -80,6 +84,15 @@ program
         "NIXL is installed already, and its files were not checked: --force installs it again",
       );
     print(`${library}\n`);
+  });
+
+program
+  .command("use")
+  .description("select one of the installed versions of NIXL; `install` selects what it installs")
+  .argument("[version]", "version of NIXL", DEFAULT_VERSION)
+  .addOption(cudaOption())
+  .action(async (version: string, { cuda }: { cuda: Cuda }) => {
+    print(`${await useNixl(version, cuda)} is used from now on\n`);
   });
 
 program

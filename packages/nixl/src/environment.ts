@@ -3,12 +3,9 @@ import type { Log } from "@kv/interface";
 /** Environment variables by name, as in `process.env`. */
 export type Environment = Readonly<Record<string, string | undefined>>;
 
-/**
- * Variables that name a library, in order of precedence. The option `library` comes before them.
- */
+/** In order of precedence, after the option `library`. */
 const LIBRARY_VARIABLES = ["KV_NIXL_LIBRARY", "NIXL_PREFIX"] as const;
 
-/** The variables that NIXL, UCX and libfabric read, for the log. */
 export function nixlVariables(environment: Environment): Record<string, string> {
   const prefixes = /^(UCX|FI|NIXL)_/;
   return Object.fromEntries(
@@ -18,10 +15,7 @@ export function nixlVariables(environment: Environment): Record<string, string> 
   );
 }
 
-/**
- * Logs `nixl-variable-unused` for each variable that names a library but is overridden, with its
- * value and the setting that is used.
- */
+/** Logs `nixl-variable-unused` for each variable that names a library but is overridden. */
 export function warnOfUnusedLibraryVariables(choice: {
   readonly library: string | undefined;
   readonly environment: Environment;

@@ -1,32 +1,31 @@
 export type { LocalMetadataOptions, NixlAgent } from "./agent/agent.js";
-export type { MemoryQuery } from "./agent/memory-query.js";
-export type { CostEstimate, PostOptions, PreparedTransfer } from "./agent/prepared-transfer.js";
+export type { PostOptions, PreparedTransfer } from "./agent/prepared-transfer.js";
 export type { RegisterOptions } from "./agent/registrations.js";
 export type { NixlTransfer, NixlTransferResult, NixlTransferTelemetry } from "./agent/transfers.js";
-export type { BackendParameters } from "./backends/backend-parameters.js";
 export {
   type DescribePluginsOptions,
   describePlugins,
   type PluginDescription,
   summaryOf,
 } from "./backends/plugins.js";
-export { type BenchReport, type BenchRow, benchReportSchema } from "./bench/report.js";
 export { type RdmaDevice, rdmaDevices } from "./doctor/checks/machine.js";
 export { readUcxProtocols, type UcxProtocol } from "./doctor/checks/ucx-protocols.js";
 export { type DoctorOptions, doctor } from "./doctor/doctor.js";
 export { type Host, realHost } from "./doctor/host.js";
-export { type Check, type DoctorReport, doctorReportSchema, doctorText } from "./doctor/report.js";
+export { doctorText } from "./doctor/report.js";
 export type { Environment } from "./environment.js";
 export {
   type Installed,
   type InstallOptions,
   installNixl,
   type PluginDependency,
+  useNixl,
 } from "./install/install.js";
 export type { Cuda } from "./install/wheels.js";
 export { type FindLibraryOptions, findLibrary } from "./library/find-library.js";
 export { type LibraryFeatures, lackedBy, libraryFeatures } from "./library/library-features.js";
 export type { MissingPart } from "./library/missing-parts.js";
+export { type DescriptorRow, descriptorRows } from "./memory/descriptor-rows.js";
 export { type DeviceMemoryOptions, deviceMemory } from "./memory/device-memory.js";
 export { type HostMemoryDescription, hostMemory, sharedMemory } from "./memory/host-range.js";
 export {
@@ -35,24 +34,7 @@ export {
   objectMemory,
   openFileMemory,
 } from "./memory/storage-memory.js";
-export type { EtcdTls } from "./metadata/etcd-client.js";
-export {
-  type EtcdFetchOptions,
-  type EtcdMetadata,
-  type EtcdMetadataOptions,
-  etcdMetadata,
-} from "./metadata/etcd-metadata.js";
-export {
-  fetchMetadata,
-  invalidateMetadata,
-  listenForMetadata,
-  type MetadataAddress,
-  type MetadataAgent,
-  type MetadataExchangeOptions,
-  type MetadataListener,
-  type MetadataListenerOptions,
-  sendMetadata,
-} from "./metadata/socket-metadata.js";
+export type { BenchReport, BenchRow, Check, DoctorReport } from "./reports.js";
 export {
   type NixlCreateAgentOptions,
   type NixlTransport,

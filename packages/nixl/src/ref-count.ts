@@ -1,6 +1,3 @@
-/**
- * Counts the users of a resource. Reports when the first user arrives and when the last one leaves.
- */
 export class RefCount {
   readonly #onChange: (used: boolean) => void;
   #count = 0;
@@ -10,24 +7,22 @@ export class RefCount {
     this.#onChange = onChange;
   }
 
-  /** Users at this moment. */
   get count(): number {
     return this.#count;
   }
 
-  /** Adds a user. Each `acquire` needs exactly one `release`. */
+  /** Each `acquire` needs exactly one `release`. */
   acquire(): void {
     this.#count += 1;
     if (this.#count === 1) this.#onChange(true);
   }
 
-  /** Removes a user. */
   release(): void {
     this.#count -= 1;
     if (this.#count === 0) this.#onChange(false);
   }
 
-  /** Adds a user; the returned function removes it, and does nothing when it is called again. */
+  /** The returned function removes the user, once. */
   hold(): () => void {
     this.acquire();
     let released = false;

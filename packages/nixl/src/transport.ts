@@ -8,13 +8,15 @@ import {
   KvError,
   type Memory,
   type MemoryType,
+  settleAll,
   type Transport,
   type TransportCapabilities,
 } from "@kv/interface";
 import { loadAddon } from "./addon/load-addon.js";
 import type { NativeAddon } from "./addon/native.js";
 import { callNative } from "./addon/native-errors.js";
-import { type NixlAgent, startNixlAgent } from "./agent/agent.js";
+import { CLOSE_TIMEOUT_MS, type NixlAgent, startNixlAgent } from "./agent/agent.js";
+import type { AgentCore } from "./agent/agent-core.js";
 import { explainBackendError, explainRefusedPeer } from "./backends/backend-errors.js";
 import { notifies, reportsPeerDeath } from "./backends/backend-traits.js";
 import { fabricDevices, warnOfUcxOnEfa } from "./backends/efa.js";
@@ -31,23 +33,20 @@ import { allocateDeviceMemory } from "./memory/device-memory.js";
 import { allocateHostMemory } from "./memory/host-memory.js";
 import { memoryTypesOf } from "./memory/memory-types.js";
 import { MetadataChecker, startCheckerProcess } from "./metadata/checker.js";
-import { formatValue, requireObject } from "./validate.js";
+import { formatValue, requireObject, requireOptions } from "./validate.js";
 
 /** Options of `nixlTransport`. */
 export interface NixlTransportOptions extends AmbientOptions {
-  /**
-   * Path of `libnixl_capi.so`. It comes before every other place in which the library is looked
-   * for.
-   */
+  /** Path of `libnixl_capi.so`, tried before all other places. */
   readonly library?: string | undefined;
   /**
    * Backends of agents that name none, in order of preference. @default `NIXL_BACKEND`, else UCX
    */
   readonly backends?: readonly (BackendSpec | string)[] | undefined;
   /**
-   * Loads a peer's metadata in another process first, once for the same bytes: NIXL crashes on some
-   * damaged metadata, which only a seal or a signature rules out. Costs one process for each
-   * combination of backends, started with its first agent. @default false
+   * Loads each peer's metadata first in another process, once per content, because NIXL crashes on
+   * some damaged metadata. Only a seal or a signature makes that unnecessary. Costs one process per
+   * combination of backends. @default false
    */
   readonly checkMetadata?: boolean | undefined;
   /**
@@ -60,8 +59,8 @@ export interface NixlTransportOptions extends AmbientOptions {
 /** Options of `NixlTransport.createAgent`. */
 export interface NixlCreateAgentOptions extends AgentOptions {
   /**
-   * NIXL measures each request, and the results of transfers have `nixl`. `NIXL_TELEMETRY_ENABLE`
-   * in the environment comes first: "n" switches it off, and NIXL logs a warning. With
+   * NIXL measures each request, and results of transfers have `nixl`. `NIXL_TELEMETRY_ENABLE` in
+   * the environment comes first: "n" switches this off, and NIXL logs a warning. With
    * `NIXL_TELEMETRY_EXPORTER` NIXL also exports its counters. @default false
    */
   readonly captureTelemetry?: boolean | undefined;
@@ -71,52 +70,43 @@ export interface NixlCreateAgentOptions extends AgentOptions {
 export interface NixlAllocateOptions {
   /** `DRAM`, or `VRAM` for memory of an NVIDIA GPU. @default "DRAM" */
   readonly memoryType?: MemoryType | undefined;
-  /** Ordinal of the GPU as this process counts its GPUs; 0 for `DRAM`. @default 0 */
+  /** Ordinal of the GPU as this process counts them; 0 for `DRAM`. @default 0 */
   readonly deviceId?: number | undefined;
   /** Touch all pages of host memory in the background. @default true */
   readonly populate?: boolean | undefined;
 }
 
 /**
- * NIXL as a `Transport`. Loads nothing until the first agent or allocation, which may fail with
+ * NIXL as a `Transport`. It loads nothing before the first agent or allocation, which may fail with
  * `KV_ADDON_NOT_FOUND`, `KV_LIBRARY_NOT_FOUND`, `KV_LIBRARY_INCOMPATIBLE` or
  * `KV_BACKEND_UNAVAILABLE`. Throws `KV_CONFIG_INVALID` for wrong options, and
  * `KV_BACKEND_UNAVAILABLE` or `KV_AGENT_INVALID` for wrong `backends`.
  */
 export function nixlTransport(options: NixlTransportOptions = {}): NixlTransport {
-  requireOptions(options);
+  requireTransportOptions(options);
   return new NixlTransport(options);
 }
 
 /**
- * What `nixlTransport` returns. Its methods are bound to it, so that a wrapper may take them over
- * with `{ ...transport }`.
+ * What `nixlTransport` returns. Methods are bound, so a wrapper may copy them with
+ * `{ ...transport }`.
  */
 export class NixlTransport implements Transport, AsyncDisposable {
-  /** "nixl". */
   readonly name = "nixl";
-  /**
-   * What agents of the transport's own backends can do on this machine. `VRAM` is listed when there
-   * is an NVIDIA GPU.
-   */
+  /** What agents of the transport's own backends can do here. `VRAM` needs an NVIDIA GPU. */
   readonly capabilities: TransportCapabilities;
   readonly #options: NixlTransportOptions;
   readonly #ambient: Ambient;
-  readonly #agents = new Set<NixlAgent>();
+  readonly #agents = new Set<AgentCore>();
   readonly #preloads = new PreloadFinder();
-  /**
-   * By the names of the agents' backends: a process without a peer's backend would refuse the
-   * peer's metadata.
-   */
+  /** A process without a peer's backend would refuse the peer's metadata. */
   readonly #checkers = new Map<string, MetadataChecker>();
-  /** Selections of backends that were logged. */
   readonly #logged = new Set<string>();
   #addon: NativeAddon | undefined;
   #environmentReady: Promise<void> | undefined;
   #library: Promise<string> | undefined;
   #closed: Promise<void> | undefined;
 
-  /** For `nixlTransport`. */
   constructor(options: NixlTransportOptions) {
     const { backends } = selectBackends({ explicit: options.backends, environment: process.env });
     this.#options = options;
@@ -132,14 +122,20 @@ export class NixlTransport implements Transport, AsyncDisposable {
   }
 
   /**
-   * Starts an agent with its native thread and its backends. Rejects with `KV_AGENT_INVALID` for
-   * wrong options, `KV_TRANSPORT_CLOSED`, `KV_BACKEND_UNAVAILABLE` (with every plugin found, what
-   * each lacks, and the remedy), and what loading the addon and NIXL may fail with.
+   * Starts an agent with its native thread and backends. Rejects with `KV_AGENT_INVALID` for wrong
+   * options, `KV_TRANSPORT_CLOSED`, `KV_BACKEND_UNAVAILABLE` (with every plugin, what it lacks and
+   * the remedy), and the errors of loading the addon and NIXL.
    */
   readonly createAgent = async (options: NixlCreateAgentOptions = {}): Promise<NixlAgent> => {
+    const place = placeOfCall();
     const addon = this.#open();
     const { random, log } = this.#ambient;
-    requireObject(options, "KV_AGENT_INVALID", "the options of an agent");
+    requireOptions(options, "KV_AGENT_INVALID", "the options of an agent", [
+      "name",
+      "backends",
+      "backendsSetting",
+      "captureTelemetry",
+    ]);
     const { name = random.uuid(), backends: asked, captureTelemetry = false } = options;
     if (typeof name !== "string" || !/^[\x20-\x7e]{1,255}$/.test(name)) {
       throw new KvError(
@@ -153,10 +149,9 @@ export class NixlTransport implements Transport, AsyncDisposable {
         `captureTelemetry is ${formatValue(captureTelemetry)}, not true or false`,
       );
     }
-    // First of all: every later step would tell a lack of descriptors as a file that is missing or
-    // damaged.
+    // First: later steps would report a lack of descriptors as a missing or damaged file.
     callNative(() => addon.requireDescriptors(AGENT_DESCRIPTORS, `the agent "${name}"`));
-    const { backends, source } = this.#selectBackends(asked);
+    const { backends, source } = this.#selectBackends(asked, options.backendsSetting);
     await this.#prepareEnvironment(addon);
     const libraryPath = await this.#findLibrary();
     const preload = await this.#prepareBackends(addon, backends, libraryPath);
@@ -173,10 +168,11 @@ export class NixlTransport implements Transport, AsyncDisposable {
         environment: process.env,
       });
     };
-    const agent = await startNixlAgent({
+    const { agent, core } = await startNixlAgent({
       addon,
       libraryPath,
       name,
+      place,
       backends,
       preload,
       captureTelemetry,
@@ -192,14 +188,14 @@ export class NixlTransport implements Transport, AsyncDisposable {
           environment: process.env,
           devices: await fabricDevices(),
         }),
-      onClose: () => this.#agents.delete(agent),
+      onClose: (closed) => void this.#agents.delete(closed),
     }).catch(async (error: unknown) => {
       throw await explain(error, backends);
     });
     log.debug("nixl-agent-created", { name, backends: agent.backends, library: libraryPath });
-    this.#agents.add(agent);
+    this.#agents.add(core);
     if (this.#closed !== undefined) {
-      await agent.close();
+      await core.close(CLOSE_TIMEOUT_MS);
       throw new KvError(
         "KV_TRANSPORT_CLOSED",
         "the NIXL transport was closed while the agent was being created",
@@ -209,18 +205,21 @@ export class NixlTransport implements Transport, AsyncDisposable {
   };
 
   /**
-   * Allocates host memory of any length, or memory of an NVIDIA GPU. Pages of host memory are
-   * touched in the background, so they take memory at once; with `populate: false` a page takes
-   * memory when it is first used, and the first transfer of it is up to 20 times slower. Memory of
-   * a GPU comes from the CUDA driver, is zeroed, and has no `bytes`: `gather` and `scatter` copy.
-   * Throws `KV_MEMORY_INVALID`, `KV_TRANSPORT_CLOSED`, and `KV_TRANSPORT_UNSUPPORTED` for other
-   * kinds of memory, and without a CUDA driver or such a GPU.
+   * Allocates host memory, or zeroed memory of an NVIDIA GPU. Host pages are touched in the
+   * background, so they take memory at once. With `populate: false` a page takes memory on first
+   * use, and its first transfer is up to 20 times slower. GPU memory has no `bytes`: `gather` and
+   * `scatter` copy. Throws `KV_MEMORY_INVALID`, `KV_TRANSPORT_CLOSED`, and
+   * `KV_TRANSPORT_UNSUPPORTED` for other kinds of memory and without a CUDA driver or such a GPU.
    */
   readonly allocate = (
     lengthBytes: number,
     options: NixlAllocateOptions = {},
   ): Memory & Disposable => {
-    requireObject(options, "KV_MEMORY_INVALID", "the options of allocate");
+    requireOptions(options, "KV_MEMORY_INVALID", "the options of allocate", [
+      "memoryType",
+      "deviceId",
+      "populate",
+    ]);
     const { memoryType = "DRAM", deviceId = 0, populate = true } = options;
     if (typeof populate !== "boolean") {
       throw new KvError(
@@ -240,20 +239,21 @@ export class NixlTransport implements Transport, AsyncDisposable {
 
   /** Closes all agents and the processes that check metadata. Safe to call twice. */
   readonly close = (): Promise<void> => {
-    const parts = [...this.#agents, ...this.#checkers.values()];
-    this.#closed ??= Promise.all(parts.map((part) => part.close())).then(() => {});
+    this.#closed ??= settleAll([
+      ...Array.from(this.#agents, (core) => core.close(CLOSE_TIMEOUT_MS)),
+      ...Array.from(this.#checkers.values(), (checker) => checker.close()),
+    ]);
     return this.#closed;
   };
 
-  /** The same as `close()`. */
   readonly [Symbol.asyncDispose] = (): Promise<void> => this.close();
 
+  /** One that fails does not end the wait for the others, whose memory is still in use. */
   #requireOpen(): void {
     if (this.#closed === undefined) return;
     throw new KvError("KV_TRANSPORT_CLOSED", "the NIXL transport is closed");
   }
 
-  /** The addon, loaded on first use. */
   #open(): NativeAddon {
     this.#requireOpen();
     if (this.#addon !== undefined) return this.#addon;
@@ -263,7 +263,6 @@ export class NixlTransport implements Transport, AsyncDisposable {
     return this.#addon;
   }
 
-  /** Sets NIXL's variables in the environment of the process, once. */
   #prepareEnvironment(addon: NativeAddon): Promise<void> {
     this.#environmentReady ??= (async () => {
       const { log } = this.#ambient;
@@ -281,12 +280,15 @@ export class NixlTransport implements Transport, AsyncDisposable {
     return this.#environmentReady;
   }
 
-  /** The backends of an agent. Each selection is logged once. */
-  #selectBackends(asked: readonly BackendSpec[] | undefined): SelectedBackends {
+  /** Logs each selection once. */
+  #selectBackends(
+    asked: readonly BackendSpec[] | undefined,
+    setting = "the agent's backends",
+  ): SelectedBackends {
     const { log, metrics } = this.#ambient;
     const settings = {
       explicit: asked === undefined ? this.#options.backends : validateAgentBackends(asked),
-      option: asked === undefined ? "the option backends" : "the agent's backends",
+      option: asked === undefined ? "the option backends" : setting,
       environment: process.env,
     };
     const selected = selectBackends(settings);
@@ -302,7 +304,7 @@ export class NixlTransport implements Transport, AsyncDisposable {
     return selected;
   }
 
-  /** Looks for the library once; again after a failure. */
+  /** Looks again after a failure. */
   async #findLibrary(): Promise<string> {
     this.#library ??= findLibrary({ library: this.#options.library });
     try {
@@ -314,8 +316,8 @@ export class NixlTransport implements Transport, AsyncDisposable {
   }
 
   /**
-   * Finds the libraries that the backends' plugins need from outside the wheel, and sets the
-   * variables for them. Returns their paths.
+   * Returns paths of libraries from outside the wheel that the backends' plugins need, and sets
+   * their variables.
    */
   async #prepareBackends(
     addon: NativeAddon,
@@ -354,21 +356,15 @@ export class NixlTransport implements Transport, AsyncDisposable {
 }
 
 /**
- * File descriptors that must be free for an agent: 13 of UCX with one network device, more for
- * others, for peers, and while libraries are loaded.
+ * File descriptors that must be free for an agent. UCX takes 13 with one network device; other
+ * devices, peers and the loading of libraries take more.
  */
 const AGENT_DESCRIPTORS = 40;
 
-/**
- * How long to wait before variables are set, while an agent is being created. Creating one takes up
- * to 0.7 s.
- */
+/** How often to look whether an agent is still being created, which takes up to 0.7 s. */
 const BUSY_WAIT_MS = 5;
 
-/**
- * Sets variables in the environment of the process, and returns NIXL's defaults that were set.
- * Waits until no agent is being created.
- */
+/** Waits until no agent is being created. Returns NIXL's defaults that were set. */
 async function setVariables(
   addon: NativeAddon,
   variables: readonly (readonly [string, string])[],
@@ -380,8 +376,23 @@ async function setVariables(
   }
 }
 
-function requireOptions(options: NixlTransportOptions): void {
-  requireObject(options, "KV_CONFIG_INVALID", "the options of nixlTransport");
+function placeOfCall(): string {
+  const lines = new Error().stack?.split("\n").slice(3) ?? [];
+  return lines.map((line) => line.trim().replace(/^at /, "")).join(" < ");
+}
+
+function requireTransportOptions(options: NixlTransportOptions): void {
+  requireOptions(options, "KV_CONFIG_INVALID", "the options of nixlTransport", [
+    "library",
+    "backends",
+    "checkMetadata",
+    "env",
+    "clock",
+    "random",
+    "log",
+    "metrics",
+    "tracer",
+  ]);
   const { library, checkMetadata, env = {} } = options;
   const refuse = (name: string, value: unknown, expected: string) => {
     throw new KvError("KV_CONFIG_INVALID", `${name} is ${formatValue(value)}, not ${expected}`);

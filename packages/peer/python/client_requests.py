@@ -1,14 +1,14 @@
-"""What a client's request may contain, and what of it reaches the engine beside its sampling."""
+"""What a client's request may contain, and what reaches the engine beside its sampling."""
 
 import ast
 import re
 
 from sources import parse
-from syntax import last_name, names_of_dict, own_fields, own_nodes
+from syntax import FUNCTIONS, assignments, last_name, names_of_dict, note_keys, own_fields, own_nodes
 
-# What becomes `SamplingParams.extra_args`, where connectors find kv_transfer_params, and who reads it.
+# Who writes and reads `SamplingParams.extra_args`, where connectors find kv_transfer_params.
 ARGUMENTS = re.compile(r"vllm/(v1|entrypoints|distributed)/(\w+/)*\w+\.py|vllm/sampling_params\.py")
-# The classes of clients' requests, which many files may share.
+# Many files may share a request's classes.
 PROTOCOL = re.compile(r"vllm/entrypoints/(\w+/)*protocol\.py")
 REQUESTS = {
     "/v1/completions": "CompletionRequest",
@@ -20,7 +20,7 @@ ENGINE_REQUEST = "vllm/v1/engine/__init__.py"
 
 
 def requests(files):
-    """The names of each part that was found. None for sources without an API server."""
+    """The names of each found part. None without an API server."""
     if not any(name.startswith("vllm/entrypoints/") for name in files):
         return None
     found = {**members_of_requests(files), **extra_arguments(files)}
@@ -28,7 +28,7 @@ def requests(files):
 
 
 def members_of_requests(files):
-    """Per route, the members of its request class: those of its base classes too, and the names that stand for one (`Field(alias=…)`)."""
+    """Per route, its request class's members, inherited ones and aliases too."""
     trees = [parse(files, name) for name in sorted(files) if PROTOCOL.fullmatch(name)]
     classes = {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
 
@@ -60,18 +60,18 @@ def members_of_requests(files):
 
 
 def extra_arguments(files):
-    """The names that code reads from `extra_args`, and what it puts there; "**name" for a whole dict, such as a member of the request."""
-    read, written = set(), set()
+    """Names that code reads from `extra_args` or puts there; "**name" for a whole dict."""
+    read, written = {}, {}
     for name in files:
         if ARGUMENTS.fullmatch(name) and b"extra_args" in files[name]:
             for function in ast.walk(parse(files, name)):
-                if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                if isinstance(function, FUNCTIONS):
                     note_arguments(function, read, written)
     return {"extra arguments read": sorted(read), "extra arguments written": sorted(written)}
 
 
 def is_extra_args(node):
-    """Whether an expression is `params.extra_args`, also where it has an alternative or is copied."""
+    """True for `params.extra_args`, also with an alternative or as a copy."""
     if isinstance(node, ast.BoolOp):
         return any(is_extra_args(value) for value in node.values)
     if isinstance(node, ast.IfExp):
@@ -82,14 +82,10 @@ def is_extra_args(node):
 
 
 def note_arguments(function, read, written):
-    nodes = list(own_nodes(function))
-    assigned = [node for node in nodes if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None]
-    targets = {id(node): node.targets if isinstance(node, ast.Assign) else [node.target] for node in assigned}
+    pairs = list(assignments(function))
     # extra = params.extra_args
-    owners = {"extra_args"}
-    for node in assigned:
-        if is_extra_args(node.value):
-            owners |= {target.id for target in targets[id(node)] if isinstance(target, ast.Name)}
+    owners = {target.id for target, value in pairs if is_extra_args(value) and isinstance(target, ast.Name)}
+    owners.add("extra_args")
 
     def is_owner(node):
         return isinstance(node, (ast.Name, ast.Attribute)) and last_name(node) in owners
@@ -97,21 +93,14 @@ def note_arguments(function, read, written):
     def note_value(value):
         for each in (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,):
             if isinstance(each, ast.Attribute) and last_name(each.value) == "self":
-                written.add("**" + each.attr)
+                written["**" + each.attr] = ""
             written.update(names_of_dict(each) or {})
 
-    for node in assigned:
-        if any(is_owner(target) and last_name(target) == "extra_args" for target in targets[id(node)]):
-            note_value(node.value)
-    for node in nodes:
-        if isinstance(node, ast.Subscript) and is_owner(node.value) and isinstance(node.slice, ast.Constant):
-            (written if isinstance(node.ctx, ast.Store) else read).add(str(node.slice.value))
-        if isinstance(node, ast.Compare) and is_owner(node.comparators[0]) and isinstance(node.left, ast.Constant):
-            if isinstance(node.ops[0], (ast.In, ast.NotIn)):
-                read.add(str(node.left.value))
-        if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Attribute) and is_owner(node.func.value) and node.func.attr in ("get", "pop"):
-                read.update(str(each.value) for each in node.args[:1] if isinstance(each, ast.Constant))
-            for word in node.keywords:
-                if word.arg == "extra_args":
-                    note_value(word.value)
+    for target, value in pairs:
+        if is_owner(target) and last_name(target) == "extra_args":
+            note_value(value)
+    for node in own_nodes(function):
+        note_keys(node, is_owner, read, written)
+        for word in node.keywords if isinstance(node, ast.Call) else ():
+            if word.arg == "extra_args":
+                note_value(word.value)

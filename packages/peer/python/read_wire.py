@@ -1,10 +1,11 @@
-"""Reads what vLLM's NixlConnector puts on the wire, and what a request may contain, from the Python sources of a wheel or a source tree.
+"""Reads what vLLM's NixlConnector sends and what a request may contain, from a wheel or a tree.
 
 usage: python3 -I read_wire.py WHEEL_OR_TREE
 
-The sources are parsed with `ast` and never imported or executed; nothing is extracted to disk. Prints JSON: `vllm` and
-`connectorVersion` (null when not found), `wire`, a map of section to name to form, `checks`, a line for each check of the
-connector, and `requests`, a map of part to names (null without an API server). A section that was not found is absent. Input that cannot be read is `{"error": ...}`.
+Sources are parsed with `ast`, never executed or extracted to disk. Prints JSON: `vllm` and
+`connectorVersion` (null when not found), `wire` (section to name to form), `checks` (a line each),
+and `requests` (part to names; null without an API server). A missing section is absent. Unreadable
+input gives `{"error": ...}`.
 """
 
 import ast
@@ -13,29 +14,28 @@ import os
 import re
 import sys
 
-# -I keeps every folder out of the path, this one too. Nothing is written into it.
+# -I keeps this folder out of the path, too.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.dont_write_bytecode = True
 
 from checks import checks
 from client_requests import ARGUMENTS, requests
 from sources import Unreadable, parse, read_tree, read_wheel
-from syntax import last_name, names_of_dict, own_fields, own_nodes, text_of
+from syntax import FUNCTIONS, assignments, last_name, names_of_dict, note_keys, own_fields, own_nodes, text_of
 
 NIXL = "vllm/distributed/kv_transfer/kv_connector/v1/nixl"
 # The whole connector was one file in early versions.
 CONNECTOR = re.compile(rf"{NIXL}/\w+\.py|{NIXL}_connector\.py")
-# Other code of the engine reads and writes keys of kv_transfer_params.
+# It reads and writes keys of kv_transfer_params.
 ENGINE = re.compile(r"vllm/(v1|entrypoints)/(\w+/)*\w+\.py")
-# What the connector computes with the topology of both engines.
 TOPOLOGY = "vllm/distributed/kv_transfer/kv_connector/utils.py"
 LAYOUTS = ("vllm/v1/kv_cache_layout.py", "vllm/v1/attention/backends/utils.py")
 HASH_FUNCTION = "vllm/config/utils.py"
 VERSION = "vllm/_version.py"
 DIST_INFO = re.compile(r"vllm[\w.+-]*\.dist-info/METADATA")
 
-# A class or a dict is recognized by names that every known version has: at least half of them, so that a renamed one is
-# reported as renamed.
+# Half of the names that every known version has identify a class or a dict, so that renamed
+# names are reported.
 PAYLOAD = {"compatibility_hash", "agent_metadata_bytes"}
 METADATA = {"engine_id", "agent_metadata", "kv_caches_base_addr", "num_blocks", "block_lens", "kv_cache_layout"}
 FACTORS = {"vllm_version", "nixl_connector_version", "dtype", "num_kv_heads", "head_size", "attn_backend_name"}
@@ -54,8 +54,6 @@ def is_half(found, names):
 
 
 class Source:
-    """The parsed files of the connector."""
-
     def __init__(self, trees):
         self.constants, self.classes, self.functions = {}, [], []
         for name, tree in trees.items():
@@ -72,14 +70,14 @@ class Source:
             if isinstance(child, ast.ClassDef):
                 self.classes.append(child)
                 self.collect(child, f"{place} {child.name}")
-            elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            elif isinstance(child, FUNCTIONS):
                 self.functions.append((mode_of(place), child))
                 self.collect(child, place)
             else:
                 self.collect(child, place)
 
     def fields(self, names):
-        """The fields of the class that has these names, with type and default; `class` is the way it is encoded."""
+        """Fields of the class with these names: type and default; `class`: its encoding."""
         found = [entry for entry in self.classes if is_half(own_fields(entry), names)]
         if not found:
             return None
@@ -94,7 +92,7 @@ class Source:
         return {"class": " ".join(kinds)} | fields | own_fields(best)
 
     def keys(self, names):
-        """Per mode, the keys of the dict that has most of these names, with those that are added to it in the same function."""
+        """Per mode, keys of the dict with most of these names, and keys added to it."""
         found = {}
         for mode, function in self.functions:
             for node in own_nodes(function):
@@ -104,18 +102,19 @@ class Source:
                 common, best = len(names & set(keys)), found.get(mode, (0, {}))
                 if common < best[0]:
                     continue
-                for owner in assigned_to(node, function):
-                    keys |= added_keys(function, owner)
+                for target, value in assignments(function):
+                    if value is node:
+                        keys |= added_keys(function, ast.unparse(target))
                 # Two branches may have a dict each.
                 found[mode] = (common, best[1] | keys if common == best[0] else keys)
         return found
 
     def only_keys(self, names):
-        """As `keys`, of the mode that has most of the names."""
+        """As `keys`, of the mode with most of the names."""
         return max(self.keys(names).values(), key=lambda entry: entry[0], default=(0, {}))[1]
 
     def nested(self, value):
-        """The keys of the dicts that a function called for a factor returns: the factor's parts."""
+        """A factor's parts: keys of the dicts that its function returns."""
         if not isinstance(value, ast.Call):
             return []
         for _, function in self.functions:
@@ -129,17 +128,8 @@ def mode_of(place):
     return next((mode for mode in ("push", "pull") if mode in place.lower()), "")
 
 
-def assigned_to(value, function):
-    """The targets that a value is assigned to, as text."""
-    for node in own_nodes(function):
-        if isinstance(node, ast.Assign) and node.value is value:
-            yield from (ast.unparse(target) for target in node.targets)
-        if isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is value:
-            yield ast.unparse(node.target)
-
-
 def added_keys(function, owner):
-    """The keys that are set on a dict: `d["k"] = …`, `d.update(k=…)`, `d |= {…}`."""
+    """Keys set by `d["k"] = …`, `d.update(k=…)`, `d |= {…}`."""
     keys = {}
     for node in own_nodes(function):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == owner:
@@ -157,7 +147,7 @@ def added_keys(function, owner):
 
 
 def notifications(source):
-    """Per mode, the texts that are sent as NIXL notifications."""
+    """Texts of NIXL notifications, per mode."""
     forms = {}
     for mode, function in source.functions:
         for call in own_nodes(function):
@@ -176,18 +166,14 @@ def notifications(source):
 
 
 def values_of(node, function):
-    """What a local variable was assigned; the node itself when it is no variable."""
+    """A local variable's value; other nodes as they are."""
     if not isinstance(node, ast.Name):
         return [node]
-    return [
-        each.value
-        for each in own_nodes(function)
-        if isinstance(each, ast.Assign) and any(isinstance(t, ast.Name) and t.id == node.id for t in each.targets)
-    ]
+    return [value for target, value in assignments(function) if isinstance(target, ast.Name) and target.id == node.id]
 
 
 def handshake(source):
-    """The frames of the request and of the reply, as the client encodes and the listener sends them."""
+    """The frames of request and reply, as client and listener send them."""
     frames = {}
     for _, function in source.functions:
         for call in own_nodes(function):
@@ -197,13 +183,13 @@ def handshake(source):
             if last_name(call.func) == "encode" and any(last_name(part) == "GET_META_MSG" for part in parts):
                 frames["request"] = " ".join(text_of(part, source.constants) for part in parts)
             if last_name(call.func) == "send_multipart":
-                # Behind the peer's identity and an empty frame.
+                # After the peer's identity and an empty frame.
                 frames["reply"] = " ".join(text_of(part, source.constants) for part in parts[2:])
     return frames
 
 
 def parameter_keys(trees, is_parameters):
-    """The keys of kv_transfer_params that code reads and writes."""
+    """Keys of kv_transfer_params that code reads and writes."""
     read, written = {}, {}
 
     def is_given(node):
@@ -211,13 +197,7 @@ def parameter_keys(trees, is_parameters):
 
     for tree in trees:
         for node in ast.walk(tree):
-            if isinstance(node, ast.Subscript) and is_given(node.value) and isinstance(node.slice, ast.Constant):
-                (written if isinstance(node.ctx, ast.Store) else read)[str(node.slice.value)] = ""
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and is_given(node.func.value):
-                if node.func.attr in ("get", "pop") and node.args and isinstance(node.args[0], ast.Constant):
-                    read[str(node.args[0].value)] = ""
-            if isinstance(node, ast.Compare) and is_given(node.comparators[0]) and isinstance(node.left, ast.Constant):
-                read[str(node.left.value)] = ""
+            note_keys(node, is_given, read, written)
             # all(key in params for key in ("a", "b"))
             if isinstance(node, ast.GeneratorExp) and isinstance(node.elt, ast.Compare) and is_given(node.elt.comparators[0]):
                 for loop in node.generators:
@@ -227,7 +207,7 @@ def parameter_keys(trees, is_parameters):
 
 
 def layouts(files):
-    """The names of cache layouts: an Enum's members, or a Literal in versions before it."""
+    """Cache layouts: an Enum's members, or earlier a Literal."""
     for name in LAYOUTS:
         tree = parse(files, name) if name in files else ast.Module(body=[], type_ignores=[])
         for node in ast.walk(tree):
@@ -240,7 +220,7 @@ def layouts(files):
 
 
 def nested_calls(node):
-    """A function's result as nested calls, without the module that each comes from."""
+    """A function's result as nested calls, without their modules."""
     if isinstance(node, ast.Call):
         inner = [node.func.value] if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call) else []
         arguments = [nested_calls(argument) for argument in (*inner, *node.args)]
@@ -318,7 +298,7 @@ def main():
         hint = "put a newer python3 first on PATH"
         print(json.dumps({"error": {"message": f"python3 is {sys.version.split()[0]}; 3.9 is needed", "hint": hint}}))
         return
-    # A damaged or hostile input must not take the machine's memory.
+    # Hostile input must not take the machine's memory.
     try:
         import resource
 

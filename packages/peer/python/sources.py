@@ -1,4 +1,4 @@
-"""Reads the Python sources of a wheel or a source tree, within limits. Nothing is extracted to disk or executed."""
+"""Reads Python sources of a wheel or a tree, within limits. Nothing is extracted or executed."""
 
 import ast
 import os
@@ -13,11 +13,11 @@ MAX_TOTAL_BYTES = 128 << 20
 
 
 class Unreadable(Exception):
-    """The input is no vLLM wheel or tree. Arguments: what is wrong, what to do."""
+    """No vLLM wheel or tree. Arguments: what is wrong, what to do."""
 
 
 def read_wheel(path, is_wanted):
-    """The wanted files of a wheel: name to bytes."""
+    """A wheel's wanted files: name to bytes."""
     files, total = {}, 0
     try:
         with zipfile.ZipFile(path) as wheel:
@@ -29,7 +29,7 @@ def read_wheel(path, is_wanted):
                     continue
                 if entry.filename in files:
                     raise Unreadable(f"{path} has two entries {entry.filename}", "download the wheel again")
-                # The sizes in the directory may lie: at most one byte beyond the limit is decompressed.
+                # The directory may lie: decompress at most one byte beyond the limit.
                 with wheel.open(entry) as source:
                     files[entry.filename] = limited(source.read(MAX_FILE_BYTES + 1), entry.filename)
                 total = add(total, files[entry.filename], path)
@@ -39,7 +39,7 @@ def read_wheel(path, is_wanted):
 
 
 def read_tree(root, is_wanted):
-    """The wanted files below a folder that holds vllm/, or below vllm/ itself."""
+    """The wanted files of a folder with vllm/, or of vllm/ itself."""
     package = os.path.join(root, "vllm")
     if not os.path.isdir(package) and os.path.isdir(os.path.join(root, "distributed")):
         package = root

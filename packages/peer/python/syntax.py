@@ -2,6 +2,8 @@
 
 import ast
 
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
 
 def last_name(node):
     """The last name of an expression: "request_id" of `meta.remote.request_id`."""
@@ -17,7 +19,7 @@ def last_name(node):
 
 
 def text_of(node, constants):
-    """A message as text: constants as they are, values as {name}, a list with a separator as {name,…}."""
+    """A message as text: values as {name}, a list with a separator as {name,…}."""
     if isinstance(node, ast.Constant):
         return node.value.decode("latin-1") if isinstance(node.value, bytes) else str(node.value)
     if isinstance(node, ast.JoinedStr):
@@ -39,7 +41,7 @@ def text_of(node, constants):
 
 
 def names_of_dict(node):
-    """The keys of a dict display or a dict(...) call; "**name" for what is merged into it. None for other nodes."""
+    """Keys of a dict display or dict(...) call; "**name" for what is merged. None for others."""
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values)
         return {("**" + last_name(value) if key is None else text_of(key, {})): value for key, value in pairs}
@@ -49,14 +51,35 @@ def names_of_dict(node):
     return None
 
 
+def note_keys(node, is_owner, read, written):
+    """Adds keys that a node reads from an owner or writes to it."""
+    if isinstance(node, ast.Subscript) and is_owner(node.value) and isinstance(node.slice, ast.Constant):
+        (written if isinstance(node.ctx, ast.Store) else read)[str(node.slice.value)] = ""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and is_owner(node.func.value):
+        if node.func.attr in ("get", "pop") and node.args and isinstance(node.args[0], ast.Constant):
+            read[str(node.args[0].value)] = ""
+    if isinstance(node, ast.Compare) and is_owner(node.comparators[0]) and isinstance(node.left, ast.Constant):
+        if isinstance(node.ops[0], (ast.In, ast.NotIn)):
+            read[str(node.left.value)] = ""
+
+
 def own_nodes(function):
-    """The nodes of a function without those of functions inside it."""
+    """A function's nodes without those of inner functions."""
     queue = list(ast.iter_child_nodes(function))
     while queue:
         node = queue.pop(0)
         yield node
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        if not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             queue.extend(ast.iter_child_nodes(node))
+
+
+def assignments(function):
+    """Targets in a function with their assigned values."""
+    for node in own_nodes(function):
+        if isinstance(node, ast.Assign):
+            yield from ((target, node.value) for target in node.targets)
+        if isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            yield node.target, node.value
 
 
 def own_fields(entry):

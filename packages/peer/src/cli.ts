@@ -5,7 +5,6 @@ import { addDecode } from "./cli/decode-command.js";
 import { addDoctor } from "./cli/doctor-command.js";
 import { addPrefill } from "./cli/prefill-command.js";
 import { addDiff, addRecord } from "./cli/record-command.js";
-import { addTrace } from "./cli/trace-command.js";
 import { addVerify } from "./cli/verify-command.js";
 import { addWatch } from "./cli/watch-command.js";
 import { addWire } from "./cli/wire-command.js";
@@ -16,7 +15,7 @@ const program = new Command("kv-peer")
     "Headless prefill and decode workers that test, load and record vLLM servers, and a doctor for a pair of them.",
   )
   .version(packageVersion(import.meta.url))
-  // Subcommands inherit this when they are added. Otherwise commander exits with 1.
+  // Subcommands inherit this when they are added; otherwise commander exits with 1.
   .exitOverride()
   .configureOutput(commanderOutput("kv-peer"));
 for (const add of [
@@ -27,13 +26,11 @@ for (const add of [
   addDiff,
   addPlan,
   addWire,
-  addTrace,
   addVerify,
   addWatch,
 ])
   add(program);
 
-// `complete <shell>` prints the completion of a shell.
 tab(program);
 
 await runProgram("kv-peer", () => program.parseAsync());

@@ -35,12 +35,16 @@ export {
   type EngineServerOptions,
   type Prompt,
   type ServedModel,
-  type ServerDate,
 } from "./http/engine-server.js";
 export type { MetricSamples } from "./http/prometheus-text.js";
 export type { LeakReport } from "./load/block-leaks.js";
-export { type LoadOptions, type LoadResult, load } from "./load/load.js";
-export { loadPlot } from "./load/load-plot.js";
+export {
+  type Fault,
+  type LoadOptions,
+  type LoadResult,
+  load,
+  type PromptResult,
+} from "./load/load.js";
 export {
   type LoadLimits,
   type LoadReport,
@@ -48,9 +52,8 @@ export {
   loadReportSchema,
   loadText,
 } from "./load/load-report.js";
-export type { Fault, PromptResult } from "./load/prompt-runner.js";
 export type { GivenGroups } from "./protocol/cache-groups.js";
-export type { SideChannelAddress } from "./protocol/handshake.js";
+export type { SideChannelAddress } from "./protocol/remote-engine.js";
 export { type Difference, type DiffOptions, diffRecordings } from "./recording/diff.js";
 export { type RecordOptions, record } from "./recording/record.js";
 export {
@@ -64,5 +67,5 @@ export {
   type Recording,
   type RecordingWriter,
 } from "./recording/recording.js";
-export type { LaneEvidence, LoggedLanes } from "./verify/lane-checks.js";
+export type { LaneEvidence, LoggedLanes } from "./verify/lane.js";
 export { type VerifyOptions, verify } from "./verify/verify.js";

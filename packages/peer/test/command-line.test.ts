@@ -9,13 +9,13 @@ test.each([
   "prefill --from . --port x",
   "unheard-of",
 ])("kv-peer %s exits with 2, unlike a failed check or an exceeded limit", async (line) => {
-  const { code, stdout, stderr } = await runKvPeer(...line.split(" "));
+  const { code, stdout, stderr } = await runKvPeer(line);
   expect({ code, stdout }).toEqual({ code: 2, stdout: "" });
   expect(stderr).toMatch(/^kv-peer: .+ \[KV_CONFIG_INVALID\]$/m);
 });
 
 test("--help exits with 0 and shows times in the form in which they are given", async () => {
-  const { code, stdout } = await runKvPeer("decode", "--help");
+  const { code, stdout } = await runKvPeer("decode --help");
   expect(code).toBe(0);
   expect(stdout).toMatch(/--lease <time> .*\(default: 30s\)/);
 });

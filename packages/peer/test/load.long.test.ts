@@ -1,49 +1,58 @@
 // A long suite: loads a pair for seconds.
-import { afterEach, expect, test } from "vitest";
+
+import { describe, expect, test } from "vitest";
 import { EngineServer } from "../src/http/engine-server.js";
 import { load } from "../src/load/load.js";
-import { loadPlot } from "../src/load/load-plot.js";
 import {
   type LoadLimits,
   loadReport,
   loadReportSchema,
   loadText,
 } from "../src/load/load-report.js";
-import { type Served, serveSample } from "./served.js";
+import { serveSample } from "./served.js";
 
 // The headless decode engine against the headless prefill server, over real HTTP and ZMQ.
-let served: Served | undefined;
-afterEach(() => served?.close());
-
 const LIMITS = { maxFailed: 0, maxLeakedBlocks: 0 };
 const common = { promptTokens: [100, 40], concurrency: 3, leaseMs: 60_000 };
 
-test("every prompt is read, and the server frees all blocks", async () => {
-  served = await serveSample();
-  const result = await load({ ...served, ...common, requests: 12 });
-  const report = loadReport(result, { url: served.server.url, vllmVersion: "0.33.0" }, LIMITS);
-  expect(loadReportSchema.parse(report)).toEqual(report);
-  expect(report).toMatchObject({
-    verdict: "ok",
-    requests: { sent: 12, ok: 12, failed: 0 },
-    leaks: { before: 0, atEnd: 0, leaked: 0, heldAlthoughTold: 0 },
-  });
-  // 100 tokens are 4 blocks, 40 are 2, of 4 regions each.
-  expect(report.lengthBytes).toBe(6 * (4 + 2) * 4 * 32_768);
-  expect(result.outstanding).toMatchObject({ requests: 0, receives: 0 });
-  expect(loadText(report)).toContain("ok: every limit was kept");
-  expect(loadPlot(result, "a <run>").match(/<title>/g)).toHaveLength(24);
-});
+/** What a lease is for P: in push the blocks of an aborted request wait for its end. */
+describe.each([
+  ["pull", 60_000],
+  ["push", 1500],
+])("a P that serves by %s", (mode, leaseMs) => {
+  const loaded = async (options: Partial<Parameters<typeof load>[0]>) => {
+    const served = await serveSample({ factors: { transfer_mode: mode }, leaseMs });
+    const result = await load({ ...served, ...common, leaseMs, ...options });
+    return { ...result, served };
+  };
 
-test("blocks of unnotified reads are free after the lease: no leak", async () => {
-  served = await serveSample({ leaseMs: 1500 });
-  const result = await load({ ...served, ...common, leaseMs: 1500, requests: 3, noNotifyShare: 1 });
-  expect(result.pulls.reduce((sum, { serverBlocks }) => sum + serverBlocks, 0)).toBe(4 + 2 + 4);
-  expect(result.leaks).toMatchObject({ before: 0, atEnd: 0, leaked: 0, heldAlthoughTold: 0 });
+  test("gives every prompt, and frees all blocks", async () => {
+    const result = await loaded({ requests: 8 });
+    const { server, prefill } = result.served;
+    const report = loadReport(result, { url: server.url, vllmVersion: "0.33.0" }, LIMITS);
+    expect(loadReportSchema.parse(report)).toEqual(report);
+    expect(report).toMatchObject({
+      verdict: "ok",
+      requests: { sent: 8, ok: 8, failed: 0 },
+      leaks: { before: 0, atEnd: 0, leaked: 0, heldAlthoughTold: 0 },
+    });
+    // 100 tokens are 4 blocks, 40 are 2, of 4 regions each.
+    expect(report.lengthBytes).toBe(4 * (4 + 2) * 4 * 32_768);
+    expect(result.outstanding).toMatchObject({ requests: 0, receives: 0 });
+    expect(prefill.blocks.used).toBe(0);
+    expect(loadText(report)).toContain("ok: every limit was kept");
+  });
+
+  test("leaks no blocks of aborted requests", async () => {
+    const { pulls, leaks, served } = await loaded({ requests: 6, abortShare: 1 });
+    expect(pulls.map(({ outcome }) => outcome)).not.toContain("failed");
+    expect(leaks).toMatchObject({ atEnd: 0, leaked: 0 });
+    expect(served.prefill.blocks.used).toBe(0);
+  });
 });
 
 test("a server that keeps blocks of unnotified reads longer than the given lease exceeds the limit", async () => {
-  served = await serveSample({ leaseMs: 600_000 });
+  const served = await serveSample({ leaseMs: 600_000 });
   const options = {
     ...served,
     ...common,
@@ -63,7 +72,7 @@ test("a server that keeps blocks of unnotified reads longer than the given lease
 });
 
 test("a server that stops answering fails: its blocks are unknown", async () => {
-  served = await serveSample();
+  const served = await serveSample();
   const { server } = served;
   let alive = true;
   const failWhenDead = () => (alive ? undefined : Promise.reject(new Error("connection refused")));
@@ -96,11 +105,10 @@ test("a server that stops answering fails: its blocks are unknown", async () => 
   expect(report.verdict).toBe("fail");
   expect(report.reasons.join()).toContain("leaks are unknown");
   expect(loadText(report)).toContain("leaks      unknown");
-  expect(loadPlot(result, "a run")).toContain("blocks of the server: unknown");
 });
 
 test("a server whose metrics do not show its blocks fails unless that is allowed", async () => {
-  served = await serveSample();
+  const served = await serveSample();
   const { server } = served;
   class ServerWithoutMetrics extends EngineServer {
     override metrics = () => Promise.reject(new Error("404"));
@@ -117,50 +125,35 @@ test("a server whose metrics do not show its blocks fails unless that is allowed
   expect(verdict({ ...LIMITS, allowUnknownLeaks: true })).toBe("ok");
 });
 
-test("aborted reads leak no blocks", async () => {
-  served = await serveSample();
-  const result = await load({ ...served, ...common, requests: 6, abortShare: 1 });
-  expect(result.pulls.map(({ outcome }) => outcome)).not.toContain("failed");
-  expect(result.leaks).toMatchObject({ atEnd: 0, leaked: 0 });
-  expect(served.prefill.blocks.used).toBe(0);
-});
-
-const pushed = { factors: { transfer_mode: "push" } };
-
-test("push: every prompt is written, and the server frees all blocks", async () => {
-  served = await serveSample(pushed);
-  const result = await load({ ...served, ...common, requests: 8 });
-  const report = loadReport(result, { url: served.server.url, vllmVersion: "0.33.0" }, LIMITS);
-  expect(report).toMatchObject({ verdict: "ok", requests: { sent: 8, ok: 8, failed: 0 } });
-  expect(report.lengthBytes).toBe(4 * (4 + 2) * 4 * 32_768);
-  expect(result.outstanding).toMatchObject({ requests: 0, receives: 0 });
-  expect(served.prefill.blocks.used).toBe(0);
-});
-
-test("push: the server keeps the blocks of a request without registration for a lease and no longer", async () => {
-  served = await serveSample({ ...pushed, leaseMs: 1500 });
-  const result = await load({ ...served, ...common, leaseMs: 1500, requests: 3, noNotifyShare: 1 });
-  expect(result.pulls.map(({ outcome, lengthBytes }) => [outcome, lengthBytes])).toEqual(
-    Array(3).fill(["ok", 0]),
-  );
-  expect(result.leaks).toMatchObject({ before: 0, atEnd: 0, leaked: 0, heldAlthoughTold: 0 });
-});
-
-test("push: aborted requests leak no blocks after the lease", async () => {
-  served = await serveSample({ ...pushed, leaseMs: 1500 });
-  const result = await load({ ...served, ...common, leaseMs: 1500, requests: 6, abortShare: 1 });
-  expect(result.pulls.map(({ outcome }) => outcome)).not.toContain("failed");
-  expect(result.leaks).toMatchObject({ atEnd: 0, leaked: 0 });
-  expect(served.prefill.blocks.used).toBe(0);
-});
-
 test("failed requests are counted by code and exceed the limit", async () => {
   // The cache has room for one prompt, and the server is never notified that it was read.
-  served = await serveSample({ numBlocks: 5 });
+  const served = await serveSample({ numBlocks: 5 });
   const soon = { leaseMs: 1, freeWithinMs: 1, leaseMarginMs: 1, noNotifyShare: 1 };
   const result = await load({ ...served, ...common, ...soon, promptTokens: [100], requests: 8 });
   const report = loadReport(result, { url: "x", vllmVersion: undefined }, LIMITS);
   expect(report.verdict).toBe("fail");
   expect(report.requests.failed).toBeGreaterThanOrEqual(7);
   expect(report.requests.failures.KV_PROXY_UPSTREAM_FAILED?.message).toContain("answered 503");
+});
+
+test("first-contact.md 2: Ctrl-C ends a load without failures, and frees what P computed", async () => {
+  const served = await serveSample();
+  const stop = new AbortController();
+  let legs = 0;
+  class SlowServer extends EngineServer {
+    override async prefill(...[prompt, call]: Parameters<EngineServer["prefill"]>) {
+      legs += 1;
+      if (legs === 3) stop.abort();
+      // One leg ends in time, another one never.
+      if (legs !== 3) return await super.prefill(prompt, call);
+      return await new Promise<never>((_, reject) =>
+        call?.signal?.addEventListener("abort", () => reject(call.signal?.reason)),
+      );
+    }
+  }
+  const server = new SlowServer(served.server.url);
+  const result = await load({ ...served, ...common, server, concurrency: 2, signal: stop.signal });
+  const report = loadReport(result, { url: "x", vllmVersion: undefined }, LIMITS);
+  expect(report).toMatchObject({ verdict: "ok", requests: { ok: 1, aborted: 1, failed: 0 } });
+  expect(served.prefill.blocks.used).toBe(0);
 });

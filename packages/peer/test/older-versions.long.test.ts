@@ -16,7 +16,7 @@ import { afterAll, afterEach, expect, test } from "vitest";
 import { pairDoctor } from "../src/doctor/pair-doctor.js";
 import type { ServerFacts } from "../src/doctor/server-facts.js";
 import { readTarget } from "../src/doctor/target.js";
-import { serverVersion } from "../src/doctor/wire-version.js";
+import { serverVersion } from "../src/doctor/versions.js";
 import { REPLY } from "./sample-recording.js";
 
 // The doctor reads the handshakes that the Python code of older wheels made

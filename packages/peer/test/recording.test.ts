@@ -1,4 +1,3 @@
-import { once } from "node:events";
 import {
   mkdtempSync,
   readdirSync,
@@ -8,44 +7,43 @@ import {
   truncateSync,
   writeFileSync,
 } from "node:fs";
-import { createServer } from "node:http";
-import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { systemRandom } from "@kv/interface";
-import { afterEach, expect, test } from "vitest";
+import { startUpstream } from "@kv/testing/http/fake-upstream";
+import { expect, onTestFinished, test, vi } from "vitest";
 import { openHeadlessDecode } from "../src/headless/headless-decode.js";
 import { matchingSettings } from "../src/headless/matching-decode.js";
 import { EngineServer } from "../src/http/engine-server.js";
-import { readRankMetadata } from "../src/protocol/handshake.js";
-import { decodeRequestId, readRemotePrefill } from "../src/protocol/remote-prefill.js";
+import {
+  decodeRequestId,
+  readRankMetadata,
+  readRemotePrefill,
+} from "../src/protocol/remote-engine.js";
 import { diffRecordings } from "../src/recording/diff.js";
 import { record } from "../src/recording/record.js";
 import { openRecording } from "../src/recording/recording.js";
 import { kvOf, sampleRecording, tokensOf } from "./sample-recording.js";
-import { type Served, serveSample } from "./served.js";
+import { serveSample } from "./served.js";
 
-let served: Served | undefined;
-const folders: string[] = [];
-afterEach(async () => {
-  await served?.close();
-  served = undefined;
-  for (const folder of folders.splice(0)) rmSync(folder, { recursive: true, force: true });
-});
+function emptyFolder(): string {
+  const folder = mkdtempSync(join(tmpdir(), "kv-peer-again-"));
+  onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
+  return folder;
+}
 
 async function sample(
   lengths: readonly number[],
   change?: (bytes: Uint8Array) => void,
 ): Promise<string> {
   const folder = await sampleRecording(lengths, change);
-  folders.push(folder);
+  onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
   return folder;
 }
 
 test("recording a server that serves a recording gives the same recording", async () => {
-  served = await serveSample({ lengths: [100, 40] });
-  const folder = mkdtempSync(join(tmpdir(), "kv-peer-again-"));
-  folders.push(folder);
+  const served = await serveSample({ lengths: [100, 40] });
+  const folder = emptyFolder();
   const { server: prefill, transport, sideChannel } = served;
   await record({ folder, prefill, transport, sideChannel, prompts: [tokensOf(100), tokensOf(40)] });
   const [one, again] = [await openRecording(served.folder), await openRecording(folder)];
@@ -60,11 +58,49 @@ test("recording a server that serves a recording gives the same recording", asyn
   expect(served.prefill.blocks.used).toBe(0);
 });
 
+test("first-contact.md 1: recording leaves no request at D, or at P when D fails or the groups are wrong", async () => {
+  const served = await serveSample({ lengths: [100] });
+  const other = await serveSample({ network: served.network });
+  const { server: prefill, transport, sideChannel } = served;
+  const recordTo = (options: Partial<Parameters<typeof record>[0]>) => {
+    return record({
+      folder: emptyFolder(),
+      prefill,
+      transport,
+      sideChannel,
+      prompts: [tokensOf(100)],
+      ...options,
+    });
+  };
+  const { server: decode } = other;
+  class Deaf extends EngineServer {
+    override decode = () => Promise.reject(new Error("D is gone"));
+  }
+  class Reading extends EngineServer {
+    override decode = async () => {
+      stop.abort();
+      return [];
+    };
+  }
+  const stop = new AbortController();
+  await expect(recordTo({ decode: new Deaf(decode.url) })).rejects.toThrow("D is gone");
+  await vi.waitFor(() => expect(served.prefill.blocks.used).toBe(0));
+  await expect(recordTo({ groups: ["full", "mamba"] })).rejects.toThrow();
+  await vi.waitFor(() => expect(served.prefill.blocks.used).toBe(0));
+
+  const reading = new Reading(decode.url);
+  const interrupted = recordTo({ decode: reading, signal: stop.signal });
+  await expect(interrupted).rejects.toMatchObject({ code: "KV_REQUEST_ABORTED" });
+  expect(other.prefill.blocks.used).toBe(0);
+  const { decode: recorded } = await recordTo({ decode: reading });
+  expect(recorded?.ranks).toHaveLength(1);
+  await vi.waitFor(() => expect(other.prefill.blocks.used).toBe(0));
+});
+
 test("a server that cannot be reached leaves no recording behind", async () => {
-  served = await serveSample();
+  const served = await serveSample();
   const { transport, sideChannel } = served;
-  const folder = mkdtempSync(join(tmpdir(), "kv-peer-none-"));
-  folders.push(folder);
+  const folder = emptyFolder();
   const prefill = new EngineServer("http://127.0.0.1:1");
   const made = record({ folder, prefill, transport, sideChannel, prompts: [tokensOf(100)] });
   await expect(made).rejects.toThrow(/127\.0\.0\.1:1/);
@@ -72,7 +108,7 @@ test("a server that cannot be reached leaves no recording behind", async () => {
 });
 
 test("a recording of one rank is pushed to two ranks: each gets its heads", async () => {
-  served = await serveSample({ lengths: [100], factors: { transfer_mode: "push" } });
+  const served = await serveSample({ lengths: [100], factors: { transfer_mode: "push" } });
   const { server, transport, sideChannel } = served;
   const params = await server.prefill(tokensOf(100));
   const remote = readRemotePrefill(params);
@@ -174,22 +210,17 @@ test("strain.md: a recording that links to /dev/zero, or has a larger file than 
 });
 
 test("strain.md: a redirect of a server is an error that names where it leads, and nothing is sent there", async () => {
-  let asked = 0;
-  const other = createServer((_, response) => {
-    asked += 1;
-    response.end("{}");
-  }).listen(0, "127.0.0.1");
-  await once(other, "listening");
-  const target = `http://127.0.0.1:${(other.address() as AddressInfo).port}/version`;
-  const server = createServer((_, response) => response.writeHead(307, { location: target }).end());
-  server.listen(0, "127.0.0.1");
-  await once(server, "listening");
+  const other = await startUpstream(({ response }) => void response.end("{}"));
+  const target = `${other.url}/version`;
+  const server = await startUpstream(({ response }) => {
+    response.writeHead(307, { location: target }).end();
+  });
   try {
-    const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
-    await expect(new EngineServer(url).version()).rejects.toThrow(`a redirect to "${target}"`);
-    expect(asked).toBe(0);
+    const redirected = new EngineServer(server.url).version();
+    await expect(redirected).rejects.toThrow(`a redirect to "${target}"`);
+    expect(other.seen).toEqual([]);
   } finally {
-    server.close();
-    other.close();
+    await server.close();
+    await other.close();
   }
 });

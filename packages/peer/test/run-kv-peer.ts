@@ -1,20 +1,16 @@
-import { execFile, spawn } from "node:child_process";
-import { promisify } from "node:util";
+import { spawn } from "node:child_process";
+import { runCommand } from "@kv/program";
 import { builtProgram } from "@kv/testing/node-programs";
 
 const cli = builtProgram("kv-peer");
 
-/** Runs kv-peer in a process of its own. */
-export function runKvPeer(
-  ...args: string[]
-): Promise<{ code: number; stdout: string; stderr: string }> {
-  return promisify(execFile)(process.execPath, [cli, ...args]).then(
-    ({ stdout, stderr }) => ({ code: 0, stdout, stderr }),
-    (error: { code: number; stdout: string; stderr: string }) => error,
-  );
+/** Runs kv-peer in a process of its own. `line`: its arguments, without spaces in them. */
+export async function runKvPeer(line: string) {
+  const args = [cli, ...line.split(" ")];
+  const { exitCode: code, stdout, stderr } = await runCommand(process.execPath, args);
+  return { code, stdout, stderr };
 }
 
-/** Starts kv-peer in a process of its own. */
-export function spawnKvPeer(...args: string[]) {
-  return spawn(process.execPath, [cli, ...args], { stdio: ["ignore", "pipe", "pipe"] });
+export function spawnKvPeer(line: string) {
+  return spawn(process.execPath, [cli, ...line.split(" ")], { stdio: ["ignore", "pipe", "pipe"] });
 }

@@ -65,49 +65,71 @@ export function withFactors(factors: Readonly<Record<string, unknown>>): Uint8Ar
   });
 }
 
-/** Writes a recording with that handshake and one prompt per length; resolves with its folder. */
-export async function sampleRecording(
+interface Sample {
+  readonly ranks: readonly {
+    readonly request: Uint8Array;
+    readonly reply: readonly Uint8Array[];
+  }[];
+  readonly engineId: string;
+  readonly mode: "pull" | "push";
+  readonly prompts: readonly {
+    readonly tokens: number[];
+    readonly blockIds: number[][];
+    readonly kv: Uint8Array;
+  }[];
+}
+
+/** Writes a recording; resolves with its folder. */
+export async function writeRecording({ ranks, engineId, mode, prompts }: Sample): Promise<string> {
+  const folder = mkdtempSync(join(tmpdir(), "kv-peer-test-"));
+  const writer = createRecording(folder);
+  const files = ranks.map(async ({ request, reply }, tpRank) => ({
+    tpRank,
+    request: await writer.frame(`p.pp0tp${tpRank}.req.bin`, request),
+    reply: await Promise.all(
+      reply.map((bytes, at) => writer.frame(`p.pp0tp${tpRank}.rep${at}.bin`, bytes)),
+    ),
+  }));
+  const recorded = prompts.map(async ({ tokens, blockIds, kv }, index) => ({
+    tokens,
+    params: {
+      do_remote_prefill: true,
+      do_remote_decode: false,
+      remote_block_ids: blockIds,
+      remote_engine_id: engineId,
+      remote_request_id: `cmpl-${index}`,
+      remote_host: "127.0.0.1",
+      remote_port: 5600,
+      tp_size: ranks.length,
+      remote_num_tokens: tokens.length,
+      transfer_mode: mode,
+    },
+    kv: await writer.kv(`prompt-${index}.bin`, kv),
+    notification: `cmpl-${index}:1`,
+  }));
+  await writer.finish({
+    version: 1,
+    tpSize: ranks.length,
+    prefill: { vllmVersion: "0.33.0", model: "tiny-qwen3", ranks: await Promise.all(files) },
+    prompts: await Promise.all(recorded),
+  });
+  return folder;
+}
+
+/** A recording with that handshake and one prompt per length. */
+export function sampleRecording(
   lengths: readonly number[],
   change: (bytes: Uint8Array) => void = () => {},
   factors: Readonly<Record<string, unknown>> = {},
 ): Promise<string> {
-  const folder = mkdtempSync(join(tmpdir(), "kv-peer-test-"));
-  const writer = createRecording(folder);
-  const prompts = await Promise.all(
-    lengths.map(async (length, index) => {
-      const blocks = Math.ceil(length / METADATA.blockSize);
-      const bytes = kvOf(index, blocks);
-      change(bytes);
-      return {
-        tokens: tokensOf(length),
-        params: {
-          do_remote_prefill: true,
-          do_remote_decode: false,
-          remote_block_ids: [Array.from({ length: blocks }, (_, block) => block + 3)],
-          remote_engine_id: METADATA.engineId,
-          remote_request_id: `cmpl-${index}`,
-          remote_host: "127.0.0.1",
-          remote_port: 5600,
-          tp_size: 1,
-          remote_num_tokens: length,
-          transfer_mode: factors.transfer_mode ?? FACTORS.transfer_mode,
-        },
-        kv: await writer.kv(`prompt-${index}.bin`, bytes),
-        notification: `cmpl-${index}:1`,
-      };
-    }),
-  );
-  const reply = await Promise.all(
-    [withFactors(factors), REPLY[1]].map((bytes, index) =>
-      writer.frame(`p.pp0tp0.rep${index}.bin`, bytes),
-    ),
-  );
-  const request = await writer.frame("p.pp0tp0.req.bin", REQUEST);
-  await writer.finish({
-    version: 1,
-    tpSize: 1,
-    prefill: { vllmVersion: "0.33.0", model: "tiny-qwen3", ranks: [{ tpRank: 0, request, reply }] },
-    prompts,
+  const prompts = lengths.map((length, index) => {
+    const blocks = Math.ceil(length / METADATA.blockSize);
+    const kv = kvOf(index, blocks);
+    change(kv);
+    const blockIds = [Array.from({ length: blocks }, (_, block) => block + 3)];
+    return { tokens: tokensOf(length), blockIds, kv };
   });
-  return folder;
+  const ranks = [{ request: REQUEST, reply: [withFactors(factors), REPLY[1]] }];
+  const mode = (factors.transfer_mode ?? FACTORS.transfer_mode) as Sample["mode"];
+  return writeRecording({ ranks, engineId: METADATA.engineId, mode, prompts });
 }

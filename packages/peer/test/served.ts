@@ -1,10 +1,9 @@
-import { subscribe } from "node:diagnostics_channel";
 import { rmSync } from "node:fs";
-import type { IncomingMessage, ServerResponse } from "node:http";
 import { memoryMetrics } from "@kv/connector";
 import type { Log, SideChannel, Transport } from "@kv/interface";
 import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
 import { type MemoryNetwork, memoryNetwork, memoryTransport } from "@kv/transport-memory";
+import { onTestFinished } from "vitest";
 import {
   type HeadlessPrefill,
   type HeadlessPrefillOptions,
@@ -27,7 +26,6 @@ export interface Served {
   /** The transport of the decode side, on the same network. */
   readonly transport: Transport;
   readonly sideChannel: SideChannel;
-  close(): Promise<void>;
 }
 
 /**
@@ -67,6 +65,7 @@ export async function servePrefill(
   };
 }
 
+/** Until the test ends. */
 export async function serveSample(
   options: {
     lengths?: readonly number[];
@@ -75,8 +74,6 @@ export async function serveSample(
     vllmVersion?: string;
     /** The model's name in `/v1/models`. */
     model?: string;
-    /** Added to the time of the `Date` header. */
-    clockOffsetMs?: number;
     factors?: Readonly<Record<string, unknown>>;
     network?: MemoryNetwork;
     /** Changes the KV that the server hands out. */
@@ -94,7 +91,6 @@ export async function serveSample(
     numBlocks = 64,
     vllmVersion = "0.33.0",
     model = "tiny-qwen3",
-    clockOffsetMs = 0,
   } = options;
   const network = options.network ?? memoryNetwork();
   const transports = [memoryTransport({ network }), memoryTransport({ network })] as const;
@@ -112,28 +108,12 @@ export async function serveSample(
     transport: transports[0],
     sideChannelHost: options.sideChannelHost ?? "127.0.0.1",
   });
-  if (clockOffsetMs !== 0) {
-    subscribe("http.server.request.start", (message) => {
-      const { request, response } = message as {
-        request: IncomingMessage;
-        response: ServerResponse;
-      };
-      if (request.headers.host === new URL(url).host)
-        response.setHeader("date", new Date(Date.now() + clockOffsetMs).toUTCString());
-    });
-  }
-  return {
-    folder,
-    server: new EngineServer(url),
-    prefill,
-    network,
-    transport: transports[1],
-    sideChannel,
-    async close() {
-      await close();
-      await sideChannel.close();
-      await Promise.all(transports.map((transport) => transport.close()));
-      rmSync(folder, { recursive: true, force: true });
-    },
-  };
+  onTestFinished(async () => {
+    await close();
+    await sideChannel.close();
+    await Promise.all(transports.map((transport) => transport.close()));
+    rmSync(folder, { recursive: true, force: true });
+  });
+  const server = new EngineServer(url);
+  return { folder, server, prefill, network, transport: transports[1], sideChannel };
 }

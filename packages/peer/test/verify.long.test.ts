@@ -1,14 +1,16 @@
 // A long suite: verifies pairs with planted faults.
+
 import { readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import type { RdmaDevice, UcxProtocol } from "@kv/nixl";
+import { reportOfChecks } from "@kv/program";
 import { type FakeUpstream, startUpstream } from "@kv/testing/http/fake-upstream";
 import { afterEach, describe, expect, test } from "vitest";
 import { EngineServer } from "../src/http/engine-server.js";
-import { type LaneEvidence, laneChecks } from "../src/verify/lane-checks.js";
-import { devicesOf, readLog } from "../src/verify/lane-evidence.js";
+import { devicesOf, type LaneEvidence, laneChecks, readLog } from "../src/verify/lane.js";
 import { verify } from "../src/verify/verify.js";
+import type { SeenDeployment } from "../src/verify/verify-checks.js";
 import { runKvPeer } from "./run-kv-peer.js";
 
 // Servers that publish what vLLM's own classes of 0.33 write to /metrics.
@@ -139,28 +141,12 @@ describe("a deployment between two hosts, by vLLM 0.33's metrics", () => {
   });
 });
 
-const totals = (change: object = {}) => {
-  const none = {
-    transfers: 0,
-    bytes: 0,
-    transferSeconds: 0,
-    postSeconds: 0,
-    descriptors: 0,
-    failedTransfers: 0,
-    expiredRequests: 0,
-    notificationsAfterExpiry: 0,
-    computedTokens: 0,
-    cachedTokens: 0,
-    externalTokens: 0,
-  };
-  const moved = {
-    transfers: 4,
-    bytes: 4e6,
-    transferSeconds: 0.01,
-    postSeconds: 0.001,
-    descriptors: 400,
-  };
-  return { prefill: none, decode: { ...none, ...moved, ...change } };
+const MOVED = {
+  transfers: 4,
+  bytes: 4e6,
+  transferSeconds: 0.01,
+  postSeconds: 0.001,
+  descriptors: 400,
 };
 const over = (how: string, operation: UcxProtocol["operation"] = "READ") => ({
   protocols: [{ operation, range: "0..inf", how: "zero-copy", lanes: how }],
@@ -168,14 +154,10 @@ const over = (how: string, operation: UcxProtocol["operation"] = "READ") => ({
 });
 const reached = (how: string) => ({ lanes: over(how).protocols, bytesPerMs: 5e6 });
 const lane = (evidence: Partial<LaneEvidence>, change?: object) => {
-  const deployment = {
-    totals: totals(change),
-    prompts: [],
-    withoutConnector: [],
-    blocks: [],
-    reference: "",
-  };
-  const checks = laneChecks({ deployment, lane: { ...NOTHING, ...evidence } });
+  const totals = { prefill: { transfers: 0 }, decode: { ...MOVED, ...change } };
+  // The checks of the lane read no more of a deployment.
+  const deployment = { totals } as unknown as SeenDeployment;
+  const checks = laneChecks(deployment, { ...NOTHING, ...evidence });
   return checks.map(({ id, status }) => `${status} ${id}`);
 };
 const OK = ["ok lane.bandwidth", "ok lane.post-time"];
@@ -280,21 +262,11 @@ test("logs: UCX's last tables, and the provider that NIXL's LIBFABRIC names", ()
 });
 
 test("the devices of a host, from kv-nixl doctor --json; anything else is an error", () => {
-  const check = (id: string, details: object) => ({
-    id,
-    area: "machine",
-    title: "",
-    status: "ok",
-    found: "",
-    details,
-  });
-  const report = (...checks: object[]) =>
-    JSON.stringify({
-      version: 1,
-      verdict: "ok",
-      counts: { ok: 1, note: 0, warn: 0, fail: 0 },
-      checks,
-    });
+  const check = (id: string, details: object) => {
+    const status = "ok" as const;
+    return { id, area: "machine", title: "", status, found: "", details };
+  };
+  const report = (...checks: ReturnType<typeof check>[]) => JSON.stringify(reportOfChecks(checks));
   const mlx = device("mlx5_0", 400);
   expect(devicesOf(report(check("machine.rdma.mlx5_0", mlx)), "host.json")).toEqual([mlx]);
   expect(devicesOf(report(check("machine.rdma", { devices: [] })), "host.json")).toEqual([]);
@@ -306,38 +278,25 @@ test("the devices of a host, from kv-nixl doctor --json; anything else is an err
 
 test("the command: exit code 1 with the names of what failed, 2 for a server without /metrics and for files that are none", async () => {
   const { front, prefill, decode } = await deployment();
-  const servers = [front.url, "--prefill", prefill[0]?.url ?? "", "--decode", decode[0]?.url ?? ""];
-  const prompts = ["--requests", "2", "--prompt-tokens", `${PROMPT_TOKENS}`, "--no-bytes"];
+  const command = `verify ${front.url} --prefill ${prefill[0]?.url} --decode ${decode[0]?.url} --requests 2 --prompt-tokens ${PROMPT_TOKENS} --no-bytes`;
   const file = join(tmpdir(), `kv-peer-verify-${process.pid}`);
   writeFileSync(file, "remote memory read by nobody");
   try {
-    const tcp = await runKvPeer("verify", ...servers, ...prompts, "--decode-log", file);
+    const tcp = await runKvPeer(`${command} --decode-log ${file}`);
     expect(tcp.stdout).toMatch(
       /^requests\nok {4}answered .*2 prompts of 8,192 tokens, with status 200\n/,
     );
     expect(tcp.stdout).toMatch(/\n(ok|warn): this deployment is disaggregated/);
     expect(tcp.code).toBe(0);
     // Refused before a prompt is sent.
-    const bad = await runKvPeer("verify", ...servers, ...prompts, "--decode-host", file);
-    expect({ code: bad.code, stderr: bad.stderr }).toMatchObject({
-      code: 2,
-      stderr: expect.stringContaining("RDMA devices"),
-    });
+    const bad = await runKvPeer(`${command} --decode-host ${file}`);
+    expect(bad).toMatchObject({ code: 2, stderr: expect.stringContaining("RDMA devices") });
   } finally {
     rmSync(file);
   }
-  const down = await runKvPeer(
-    "verify",
-    front.url,
-    "--prefill",
-    "http://127.0.0.1:1",
-    "--decode",
-    "http://127.0.0.1:1",
-  );
-  expect({ code: down.code, stderr: down.stderr }).toMatchObject({
-    code: 2,
-    stderr: expect.stringContaining("127.0.0.1:1"),
-  });
-  const refused = await runKvPeer("verify", "--prefill", "http://a", "--decode", "http://b");
+  const gone = "http://127.0.0.1:1";
+  const down = await runKvPeer(`verify ${front.url} --prefill ${gone} --decode ${gone}`);
+  expect(down).toMatchObject({ code: 2, stderr: expect.stringContaining("127.0.0.1:1") });
+  const refused = await runKvPeer("verify --prefill http://a --decode http://b");
   expect(refused.code).toBe(2);
 });

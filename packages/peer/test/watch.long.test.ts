@@ -1,20 +1,29 @@
 // A long suite: watches a pair over many rounds.
+
 import { once } from "node:events";
-import { createServer, type Server } from "node:http";
 import { type AddressInfo, createServer as createSocket } from "node:net";
 import { METRICS } from "@kv/connector";
-import { systemClock, systemRandom } from "@kv/interface";
+import { systemClock } from "@kv/interface";
+import { type FakeUpstream, sendJson, startUpstream } from "@kv/testing/http/fake-upstream";
 import { rawClient } from "@kv/testing/http/raw-client";
 import { isLongRun } from "@kv/testing/long-run";
-import { afterEach, expect, test } from "vitest";
+import { expect, onTestFinished, test } from "vitest";
 import { WATCH_METRICS_LIMITS } from "../src/cli/watch-command.js";
 import { EngineServer } from "../src/http/engine-server.js";
 import { parsePrometheusText } from "../src/http/prometheus-text.js";
 import { openRecording } from "../src/recording/recording.js";
-import type { CanaryReference, WatchedPair } from "../src/watch/canary.js";
-import { findingLine } from "../src/watch/findings.js";
-import { addressChecks, ServerCounters, wideAddresses } from "../src/watch/server-checks.js";
-import { requireAnswers, Watch } from "../src/watch/watch.js";
+import {
+  findingLine,
+  ServerCounters,
+  sharedAddresses,
+  wideAddresses,
+} from "../src/watch/findings.js";
+import {
+  type CanaryReference,
+  requireAnswers,
+  Watch,
+  type WatchedPair,
+} from "../src/watch/watch.js";
 import { runKvPeer, spawnKvPeer } from "./run-kv-peer.js";
 import { METADATA, tokensOf } from "./sample-recording.js";
 import { type Served, serveSample } from "./served.js";
@@ -26,16 +35,8 @@ const ROUNDS = Number(process.env["KV_WATCH_ROUNDS"] ?? (isLongRun ? 100 : 10));
 const LENGTH = 96;
 const BLOCKS = LENGTH / METADATA.blockSize;
 
-const closing: (() => unknown)[] = [];
-afterEach(async () => {
-  for (const close of closing.splice(0).reverse()) await close();
-});
-
-async function served(options: Parameters<typeof serveSample>[0] = {}): Promise<Served> {
-  const opened = await serveSample({ lengths: [LENGTH], ...options });
-  closing.push(() => opened.close());
-  return opened;
-}
+const served = (options: Parameters<typeof serveSample>[0] = {}) =>
+  serveSample({ lengths: [LENGTH], ...options });
 
 async function referenceOf(
   { folder }: Served,
@@ -50,49 +51,34 @@ async function referenceOf(
   };
 }
 
-function watchOf(one: Served, pairs: readonly WatchedPair[], reference?: CanaryReference): Watch {
-  const { transport, sideChannel } = one;
-  return new Watch({
-    pairs,
-    reference,
-    prompt: tokensOf(LENGTH),
-    outputTokens: 4,
-    transport,
-    sideChannel,
-    random: systemRandom(),
-    clock: systemClock(),
-  });
+/** Watches from one of the servers; by default that one alone. */
+function watchOf(
+  { transport, sideChannel, server }: Served,
+  pairs: readonly WatchedPair[] = [{ prefill: server, decode: undefined }],
+  reference?: CanaryReference,
+): Watch {
+  const canary = { prompt: tokensOf(LENGTH), outputTokens: 4 };
+  const clock = systemClock();
+  return new Watch({ pairs, reference, ...canary, transport, sideChannel, clock });
 }
 
 /** An HTTP server whose answers are fixed, by path. */
-async function answering(
-  answers: Readonly<Record<string, unknown>>,
-): Promise<{ url: string; bodies: string[] }> {
-  const bodies: string[] = [];
-  const server: Server = createServer((request, response) => {
-    let body = "";
-    request.on("data", (piece) => (body += piece));
-    request.on("end", () => {
-      bodies.push(body);
-      const answer = answers[request.url ?? ""];
-      response.writeHead(answer === undefined ? 404 : 200, { "content-type": "application/json" });
-      response.end(JSON.stringify(answer ?? {}));
-    });
-  });
-  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-  closing.push(() => {
-    server.closeAllConnections();
-    server.close();
-  });
-  return { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, bodies };
+async function answering(answers: Readonly<Record<string, unknown>>): Promise<FakeUpstream> {
+  const upstream = await startUpstream(({ path, response }) =>
+    sendJson(response, answers[path] ?? {}, path in answers ? 200 : 404),
+  );
+  onTestFinished(() => upstream.close());
+  return upstream;
 }
 
 const models = { data: [{ id: "m" }] };
+/** Where nothing answers. */
+const GONE = "http://127.0.0.1:1";
 
 test(`a corrupted block is found within one round, in ${TRIES} of ${TRIES} tries, and the next round is clean`, async () => {
   let damage: ((kv: Uint8Array) => void) | undefined;
   const p = await served({ served: (kv) => damage?.(kv) });
-  const watch = watchOf(p, [{ prefill: p.server, decode: undefined }], await referenceOf(p));
+  const watch = watchOf(p, undefined, await referenceOf(p));
   let state = 12_345;
   const next = (below: number) => {
     state = (state * 1_103_515_245 + 12_345) % 2 ** 31;
@@ -123,7 +109,7 @@ test(`no false alarm in ${ROUNDS} rounds; the cost of each is reported, and noth
   timeout: TIMEOUT_MS,
 }, async () => {
   const p = await served();
-  const watch = watchOf(p, [{ prefill: p.server, decode: undefined }]);
+  const watch = watchOf(p);
   const bytes = BLOCKS * METADATA.blockLengthsBytes.reduce((sum, length) => sum + length, 0);
   for (let number = 1; number <= ROUNDS; number++) {
     const { findings, cost } = await watch.round();
@@ -186,11 +172,9 @@ test("D's tokens are compared with the reference's", async () => {
 
 test("a fleet that is half down: the other pair is checked, and a single round is an error that names the server", async () => {
   const p = await served();
-  const gone = { prefill: new EngineServer("http://127.0.0.1:1"), decode: undefined };
+  const gone = { prefill: new EngineServer(GONE), decode: undefined };
   const round = await watchOf(p, [gone, { prefill: p.server, decode: undefined }]).round();
-  expect(round.findings).toMatchObject([
-    { id: "watch.unreachable", details: { server: "http://127.0.0.1:1" } },
-  ]);
+  expect(round.findings).toMatchObject([{ id: "watch.unreachable", details: { server: GONE } }]);
   expect(round.cost.prompts).toBe(1);
   expect(() => requireAnswers(round)).toThrow(
     /1 of the servers do not answer: http:\/\/127\.0\.0\.1:1 /,
@@ -224,10 +208,8 @@ test("blocks that stay in use for 90 s without a request are found; a request in
 
 test("regions that share a base address are found by name", () => {
   const [a = 0, , c = 0, d = 0] = METADATA.baseAddresses;
-  const look = (metadata: typeof METADATA) =>
-    addressChecks({ url: "p", reading: [], metadata, wide: [] });
-  expect(look(METADATA)).toEqual([]);
-  expect(look({ ...METADATA, baseAddresses: [a, a, c, d] })).toMatchObject([
+  expect(sharedAddresses("p", METADATA)).toEqual([]);
+  expect(sharedAddresses("p", { ...METADATA, baseAddresses: [a, a, c, d] })).toMatchObject([
     {
       id: "watch.shared-base-address",
       found: expect.stringContaining("layers.0.self_attn.attn and model.layers.1"),
@@ -247,13 +229,11 @@ test("KV events and side channels on every address are found: as announced, and 
   const server = new EngineServer((await answering({ "/kv_event_sources": sources })).url);
   const socket = createSocket().listen(0, "0.0.0.0");
   const inner = createSocket().listen(0, "127.0.0.1");
-  closing.push(
-    () => socket.close(),
-    () => inner.close(),
-  );
-  await Promise.all(
-    [socket, inner].map((each) => new Promise((resolve) => each.once("listening", resolve))),
-  );
+  onTestFinished(() => {
+    socket.close();
+    inner.close();
+  });
+  await Promise.all([socket, inner].map((each) => once(each, "listening")));
   const at = (host: string, port: number) => wideAddresses(server, { host, port });
   const events = "KV events listen on tcp://*:5557";
   const widePort = (socket.address() as AddressInfo).port;
@@ -267,7 +247,7 @@ test("KV events and side channels on every address are found: as announced, and 
 
 test("the metrics of a headless prefill server have the connector's names", async () => {
   const p = await served();
-  await watchOf(p, [{ prefill: p.server, decode: undefined }]).round();
+  await watchOf(p).round();
   const samples = await p.server.metrics();
   for (const name of [
     METRICS.failedTransfers,
@@ -280,28 +260,23 @@ test("the metrics of a headless prefill server have the connector's names", asyn
 test("--once with a server that is down exits with 2 and names it; the webhook gets the finding", async () => {
   const hook = await answering({ "/hook": {} });
   const { code, stdout, stderr } = await runKvPeer(
-    "watch",
-    "--once",
-    "--pair",
-    "http://127.0.0.1:1",
-    "--webhook",
-    `${hook.url}/hook`,
+    `watch --once --pair ${GONE} --webhook ${hook.url}/hook`,
   );
   expect(code).toBe(2);
   expect(stdout).toMatch(
     /^unreachable {2}http:\/\/127\.0\.0\.1:1: .*\nround 1: 1 finding; cost \d+ ms/,
   );
   expect(stderr).toMatch(/1 of the servers do not answer: .* \[KV_PROXY_UPSTREAM_FAILED\]/);
-  expect(JSON.parse(hook.bodies[0] ?? "")).toMatchObject({
+  expect(hook.seen[0]?.json).toMatchObject({
     kind: "unreachable",
-    server: "http://127.0.0.1:1",
+    server: GONE,
     remedy: expect.any(String),
   });
 });
 
 test("--metrics-port serves the rounds at /metrics and nothing else; SIGINT ends the program", async () => {
-  const child = spawnKvPeer("watch", "--pair", "http://127.0.0.1:1", "--metrics-port", "0");
-  closing.push(() => child.kill("SIGKILL"));
+  const child = spawnKvPeer(`watch --pair ${GONE} --metrics-port 0`);
+  onTestFinished(() => void child.kill("SIGKILL"));
   let stderr = "";
   child.stderr.on("data", (piece) => (stderr += piece));
   const url = () => /metrics at (http:\S+)/.exec(stderr)?.[1];
@@ -324,17 +299,13 @@ test("--metrics-port serves the rounds at /metrics and nothing else; SIGINT ends
 });
 
 test.each([
-  ["no pair", [], /required option/],
-  [
-    "three servers",
-    ["--pair", "http://a,http://b,http://c"],
-    /has 3 servers; a pair has one or two/,
-  ],
-  ["a side channel", ["--pair", "127.0.0.1:5600"], /is not a URL/],
-  ["no recording", ["--pair", "http://a", "--against", "/nowhere"], /cannot be read/],
-  ["a tolerance of bytes", ["--pair", "http://a", "--tolerance", "1"], /bytes are compared/],
+  ["no pair", "--json", /required option/],
+  ["three servers", "--pair http://a,http://b,http://c", /has 3 servers; a pair has one or two/],
+  ["a side channel", "--pair 127.0.0.1:5600", /is not a URL/],
+  ["no recording", "--pair http://a --against /nowhere", /cannot be read/],
+  ["a tolerance of bytes", "--pair http://a --tolerance 1", /bytes are compared/],
 ])("bad input to watch (%s) is an error with exit code 2", async (_, args, message) => {
-  const { code, stderr } = await runKvPeer("watch", "--once", ...args);
+  const { code, stderr } = await runKvPeer(`watch --once ${args}`);
   expect(code).toBe(2);
   expect(stderr).toMatch(message);
 });

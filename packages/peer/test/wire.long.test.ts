@@ -1,5 +1,5 @@
 // A long suite: reads the wire from trees of vLLM with Python.
-import { execFile, execFileSync } from "node:child_process";
+import { execFileSync } from "node:child_process";
 import {
   cpSync,
   existsSync,
@@ -13,10 +13,8 @@ import {
 import { homedir, tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
-import { promisify } from "node:util";
 import { someOf } from "@kv/testing/long-run";
-import { builtProgram } from "@kv/testing/node-programs";
-import { afterAll, beforeAll, expect, test, vi } from "vitest";
+import { afterAll, expect, test, vi } from "vitest";
 import { checkDigest, compareWire } from "../src/wire/compare-wire.js";
 import { readWire } from "../src/wire/read-wire.js";
 import CHECKS from "../src/wire/vllm-checks.json" with { type: "json" };
@@ -32,10 +30,7 @@ const COMPLETION = "vllm/entrypoints/openai/completion/protocol.py";
 const MESSAGES = "vllm/entrypoints/anthropic/protocol.py";
 const ENGINE = "vllm/v1/engine/__init__.py";
 
-let work = "";
-beforeAll(() => {
-  work = mkdtempSync(join(tmpdir(), "kv-wire-"));
-});
+const work = mkdtempSync(join(tmpdir(), "kv-wire-"));
 afterAll(() => rmSync(work, { recursive: true, force: true }));
 
 let trees = 0;
@@ -63,7 +58,7 @@ function wheelOf(tree: string): string {
 const reportOf = async (path: string) => compareWire(await readWire(path));
 
 test("a tree and a wheel with the wire of a described version have no difference", async () => {
-  const wheel = wheelOf(altered(METADATA, "raise ImportError", "raise SystemExit"));
+  const wheel = wheelOf(other());
   for (const path of [sample, join(sample, "vllm"), wheel]) {
     const report = await reportOf(path);
     expect(report).toMatchObject({ vllm: "0.33.0", connectorVersion: 15, differences: [] });
@@ -400,7 +395,7 @@ test("a member that a request inherits is found, and those of releases whose req
 });
 
 test("sources without an API server have no requests to compare, and the report says so", async () => {
-  const tree = altered(METADATA, "raise ImportError", "raise SystemExit");
+  const tree = other();
   rmSync(join(tree, "vllm/entrypoints"), { recursive: true });
   const report = await reportOf(tree);
   expect(report).toMatchObject({ differences: [], requestsCompared: false });
@@ -446,7 +441,7 @@ test("field.md P2: a new raise or assert in a function of the connector is repor
     `worker.py NixlBaseConnectorWorker._validate_remote_agent_handshake: ${known}`,
     "worker.py NixlBaseConnectorWorker._validate_remote_agent_handshake: raise ValueError(f'blocks of {meta.block_size}')",
   ]);
-  const { code: exitCode, stdout } = await runKvPeer("wire", tree);
+  const { code: exitCode, stdout } = await runKvPeer(`wire ${tree}`);
   expect(stdout).toMatch(
     /added +check +base_worker\.py NixlBase\S+: raise ValueError.*\n +means: this version may refuse a pair/,
   );
@@ -470,7 +465,7 @@ test("text of a wheel is shown without control characters", async () => {
     '"transfer_mode": mode,',
     '"transfer_mode": mode, "\\x1b[2J\\nx": 1,',
   );
-  const { stdout } = await runKvPeer("wire", tree);
+  const { stdout } = await runKvPeer(`wire ${tree}`);
   expect(stdout).toContain(" \\u001b[2J x\n");
 });
 
@@ -493,6 +488,12 @@ test("nothing of the tree or of the current folder is executed", async () => {
 });
 
 const BIG = "5 * 2**20";
+const other = () => altered(METADATA, "raise ImportError", "raise SystemExit");
+function damagedWheel(damage: (bytes: Buffer) => Buffer): string {
+  const wheel = wheelOf(other());
+  writeFileSync(wheel, damage(readFileSync(wheel)));
+  return wheel;
+}
 const zip = (name: string, script: string) => {
   const file = join(work, name);
   python(
@@ -533,22 +534,12 @@ test.each(
       ],
       [
         "a damaged wheel",
-        () => {
-          const wheel = wheelOf(altered(METADATA, "raise ImportError", "raise SystemExit"));
-          const bytes = readFileSync(wheel);
-          bytes.fill(0xff, 300, 3000);
-          writeFileSync(wheel, bytes);
-          return wheel;
-        },
+        () => damagedWheel((bytes) => bytes.fill(0xff, 300, 3000)),
         "is not a readable wheel",
       ],
       [
         "half a wheel",
-        () => {
-          const wheel = wheelOf(altered(METADATA, "raise ImportError", "raise SystemExit"));
-          writeFileSync(wheel, readFileSync(wheel).subarray(0, 2000));
-          return wheel;
-        },
+        () => damagedWheel((bytes) => bytes.subarray(0, 2000)),
         "is not a readable wheel",
       ],
       [
@@ -592,18 +583,12 @@ test("without python3 the error says what to install", async () => {
 test("the command exits with 0 for a known wire, 1 for a difference and 2 for bad input, and prints JSON", {
   timeout: 60_000,
 }, async () => {
-  const cli = builtProgram("kv-peer");
-  const run = (...args: string[]) =>
-    promisify(execFile)(process.execPath, [cli, "wire", ...args]).then(
-      ({ stdout }) => ({ code: 0, stdout, stderr: "" }),
-      (error: { code: number; stdout: string; stderr: string }) => error,
-    );
   mkdirSync(join(work, "empty"));
   const changed = altered(METADATA, "VERSION: int = 15", "VERSION: int = 16");
   const [known, differs, bad] = await Promise.all([
-    run(sample),
-    run(changed, "--json"),
-    run(join(work, "empty")),
+    runKvPeer(`wire ${sample}`),
+    runKvPeer(`wire ${changed} --json`),
+    runKvPeer(`wire ${join(work, "empty")}`),
   ]);
   expect(known.code).toBe(0);
   expect(differs.code).toBe(1);

@@ -1,6 +1,6 @@
 import { KvError } from "@kv/interface";
 
-/** `KV_PLAN_INCOMPATIBLE`: the two sides disagree. The message and `details` have both values. */
+/** `KV_PLAN_INCOMPATIBLE`: the two sides disagree. */
 export function incompatible(
   what: string,
   local: unknown,
@@ -10,10 +10,7 @@ export function incompatible(
   return bothValues("KV_PLAN_INCOMPATIBLE", what, local, remote, hint);
 }
 
-/**
- * `KV_PLAN_UNSUPPORTED`: each side is sound, and this version has no plan for the pair. The message
- * and `details` have both values.
- */
+/** `KV_PLAN_UNSUPPORTED`: each side is sound, but there is no plan for the pair. */
 export function unsupported(what: string, local: unknown, remote: unknown, hint?: string): KvError {
   return bothValues("KV_PLAN_UNSUPPORTED", what, local, remote, hint);
 }

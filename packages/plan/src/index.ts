@@ -1,4 +1,10 @@
-export { withCellBytes } from "./engine/cell-bytes.js";
+export {
+  type CanonicalLayer,
+  type CanonicalPage,
+  type CanonicalRun,
+  canonicalPage,
+} from "./canonical/canonical-page.js";
+export { proveCanonical } from "./canonical/prove-canonical.js";
 export {
   type CompatibilityOptions,
   checkCompatibility,
@@ -12,10 +18,11 @@ export {
   type EngineTransferPlan,
 } from "./engine/engine-plan.js";
 export type { GroupPlan } from "./engine/group-plans.js";
-export { type JointGroups, joinGroups, joinsGroups } from "./engine/joint-groups.js";
+export { type JointGroups, joinGroups } from "./engine/joint-groups.js";
+export type { TransferForm } from "./engine/pieces.js";
+export { withCellBytes } from "./engine/region-heads.js";
 export type { SegmentPlan, SourcePlan, TransferList } from "./engine/source-plans.js";
-export type { TransferForm } from "./engine/transfer-form.js";
-export type { BlockOrder } from "./geometry/layout.js";
+export type { BlockOrder } from "./geometry/block-format.js";
 export type {
   ModelGeometry,
   PackedMember,
@@ -31,16 +38,18 @@ export type {
   PiecePlace,
   SourcePosition,
 } from "./kinds/cache-kind.js";
-export { requireStatesFit } from "./kinds/mamba.js";
-export { cacheKind, registerCacheKind } from "./kinds/registry.js";
-export { applyReceivePass, uncoveredRuns } from "./receive/apply-receive-pass.js";
-export type { ReceivePass, ReceivePassGroup } from "./receive/build-receive-pass.js";
+export { cacheKind, joinsGroups, registerCacheKind } from "./kinds/registry.js";
+export {
+  applyReceivePass,
+  type ReceivePass,
+  type ReceivePassGroup,
+  uncoveredRuns,
+} from "./request/receive-pass.js";
 export {
   type ExchangeOptions,
   exchangedBlocks,
   groupBlockTokens,
-} from "./request/exchanged-blocks.js";
-export type { RequestBlocks } from "./request/request-checks.js";
+  type RequestBlocks,
+} from "./request/request-blocks.js";
 export { planRequest, type RemoteRankId, type RequestPlan } from "./request/request-plan.js";
-export type { RequestRead } from "./request/request-read.js";
-export { swapDirection } from "./request/swap-direction.js";
+export { type RequestRead, swapDirection } from "./request/request-read.js";

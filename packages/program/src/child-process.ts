@@ -4,44 +4,40 @@ import { KV_ERROR_CODES, KvError, type KvErrorCode } from "@kv/interface";
 import { lastLines } from "./last-lines.js";
 import { processEnd, readText } from "./process-end.js";
 
-/** An error of a task, as it crosses the IPC channel. */
+/** A task's error as it crosses the IPC channel. */
 export interface ChildError {
-  /** The code of the `KvError`. */
   readonly code: string;
   readonly message: string;
   readonly hint?: string | undefined;
 }
 
-/**
- * A message of a child process to its owner: the step that begins, or an answer, which is a value
- * or an error.
- */
+/** From child to owner: a step that begins, or an answer. */
 export type ChildMessage =
   | { readonly step: string }
   | { readonly value?: unknown; readonly error?: ChildError | undefined };
 
 /** How a child process is started. */
 export interface ChildOptions {
-  /** Path of the module that Node runs. It calls `runTask`. */
+  /** The module that Node runs; it calls `runTask`. */
   readonly module: string;
   readonly args?: readonly string[] | undefined;
-  /** Its whole environment. @default process.env */
+  /** The whole environment. @default process.env */
   readonly env?: Readonly<Record<string, string | undefined>> | undefined;
   /**
-   * What becomes of its stdout and stderr: kept for errors, or passed on to this process's stderr.
+   * Keeps stdout and stderr for errors, or passes both on to this process's stderr.
    * @default "kept"
    */
   readonly output?: "kept" | "stderr" | undefined;
 }
 
-/** What a child process was waited for, for the error of its end. */
+/** What the error says of a process that ends during the wait. */
 export interface Awaited {
   readonly what: string;
   readonly code: KvErrorCode;
-  /** Stands before the message of the child's own error. @default nothing */
+  /** Precedes the child's own message. @default nothing */
   readonly prefix?: string | undefined;
   readonly hint?: string | undefined;
-  /** The process is killed after this long. @default no limit */
+  /** Then the process is killed. @default no limit */
   readonly timeoutMs?: number | undefined;
 }
 
@@ -49,11 +45,10 @@ const KEPT_CHARACTERS = 1 << 20;
 const CLOSE_TIMEOUT_MS = 10_000;
 
 /**
- * A Node process that ends when this one does, and talks to it over Node's IPC channel, because
- * libraries write to stdout.
+ * A Node process that ends with this one. It talks over Node's IPC channel, because libraries write
+ * to stdout.
  */
 export class ChildProcess {
-  /** Resolves with how it ended: an exit code, a signal, or why it was not started. */
   readonly ended: Promise<string>;
   readonly #process: NodeProcess;
   readonly #messages: ChildMessage[] = [];
@@ -62,8 +57,8 @@ export class ChildProcess {
   #hasEnded = false;
 
   /**
-   * Starts the process. Throws `KV_TRANSPORT_UNAVAILABLE` in a single executable application, which
-   * would start itself, and where `node --permission` allows no children.
+   * @throws `KV_TRANSPORT_UNAVAILABLE` in a single executable application, which would start
+   * itself, and where `node --permission` allows no children.
    */
   constructor({ module, args = [], env = process.env, output = "kept" }: ChildOptions) {
     requireNode(module);
@@ -87,7 +82,7 @@ export class ChildProcess {
     });
   }
 
-  /** The process's id; 0 when it was not started. */
+  /** 0 if it did not start. */
   get pid(): number {
     return this.#process.pid ?? 0;
   }
@@ -100,7 +95,7 @@ export class ChildProcess {
     this.#process.send(message, () => {});
   }
 
-  /** The next message; undefined when the process has ended. One caller waits at a time. */
+  /** Undefined after the process's end. One caller at a time. */
   async next(): Promise<ChildMessage | undefined> {
     while (this.#messages.length === 0 && !this.#hasEnded)
       await new Promise<void>((resolve) => {
@@ -109,10 +104,7 @@ export class ChildProcess {
     return this.#messages.shift();
   }
 
-  /**
-   * The value of the next answer. Rejects with the child's own error, or with that of `awaited`
-   * when the process ends or is too slow.
-   */
+  /** Rejects with the child's error, or with `awaited`'s when the process ends or is too slow. */
   async answer<T>({ what, code, hint, prefix = "", timeoutMs }: Awaited): Promise<T> {
     let late = false;
     const timer =
@@ -134,7 +126,6 @@ export class ChildProcess {
     return ("value" in message ? message.value : undefined) as T;
   }
 
-  /** Whether this process stays alive for the child; at first it does. */
   keepAlive(kept: boolean): void {
     const method = kept ? "ref" : "unref";
     this.#process[method]();
@@ -147,10 +138,7 @@ export class ChildProcess {
     this.#process.kill("SIGKILL");
   }
 
-  /**
-   * Ends the process: closes the channel, or sends the signal; kills it 10 s later. Resolves when
-   * it has ended.
-   */
+  /** Closes the channel or sends the signal; kills the process 10 s later. */
   async close(signal?: NodeJS.Signals): Promise<void> {
     this.keepAlive(true);
     if (signal !== undefined) this.#process.kill(signal);
@@ -161,10 +149,6 @@ export class ChildProcess {
   }
 }
 
-/**
- * Refuses to run a module with a program that is not Node: a single executable application starts
- * itself, whatever its arguments are. And names what `node --permission` needs.
- */
 function requireNode(module: string): void {
   const { permission } = process as { permission?: { has(scope: string): boolean } };
   const isSea = process.getBuiltinModule("node:sea")?.isSea() === true;

@@ -1,42 +1,10 @@
-import { z } from "zod";
-import { print, printJson } from "./print.js";
+import { print, printJson, terminalColumns } from "./print.js";
 import { EXIT_CODES } from "./run-program.js";
 
-const STATUSES = ["ok", "note", "warn", "fail"] as const;
-const VERDICTS = ["ok", "warn", "fail"] as const;
-
-/**
- * The zod schemas of a doctor's checks and of its report, as it prints it with `--json`. `areas`
- * are the groups of checks; `exampleId` is for the description of `id`.
- */
-export function doctorSchemas<const Area extends string>(
-  areas: readonly Area[],
-  exampleId: string,
-) {
-  const check = z.object({
-    id: z.string().describe(`Stable name, such as ${exampleId}.`),
-    area: z.enum(areas),
-    title: z.string(),
-    status: z
-      .enum(STATUSES)
-      .describe(
-        "ok; note: a fact that is neither good nor bad; warn: it works, but worse than it could; fail: it does not work.",
-      ),
-    found: z.string().describe("What was found, for people."),
-    fix: z.string().optional().describe("How to fix it."),
-    details: z
-      .record(z.string(), z.unknown())
-      .optional()
-      .describe("The finding in a form for programs."),
-  });
-  const report = z.object({
-    version: z.literal(1),
-    verdict: z.enum(VERDICTS).describe("The worst of the checks; a note counts as ok."),
-    counts: z.object({ ok: z.int(), note: z.int(), warn: z.int(), fail: z.int() }),
-    checks: z.array(check),
-  });
-  return { check, report };
-}
+/** How a check ends. */
+export const STATUSES = ["ok", "note", "warn", "fail"] as const;
+/** How a report ends. */
+export const VERDICTS = ["ok", "warn", "fail"] as const;
 
 interface AnyCheck {
   readonly area: string;
@@ -46,7 +14,6 @@ interface AnyCheck {
   readonly fix?: string | undefined;
 }
 
-/** The report of a doctor. */
 interface AnyReport<C extends AnyCheck> {
   readonly version: 1;
   readonly verdict: (typeof VERDICTS)[number];
@@ -54,7 +21,7 @@ interface AnyReport<C extends AnyCheck> {
   readonly checks: C[];
 }
 
-/** A report of checks, with their counts and the verdict. */
+/** Adds counts and the verdict to checks. */
 export function reportOfChecks<C extends AnyCheck>(checks: readonly C[]): AnyReport<C> {
   const counts = { ok: 0, note: 0, warn: 0, fail: 0 };
   for (const { status } of checks) counts[status] += 1;
@@ -62,15 +29,24 @@ export function reportOfChecks<C extends AnyCheck>(checks: readonly C[]): AnyRep
   return { version: 1, verdict, counts, checks: [...checks] };
 }
 
+/** Such as `1 of 33 checks is a warning`. */
+export function warningsText({ counts, checks }: AnyReport<AnyCheck>): string {
+  const { warn } = counts;
+  return `${warn} of ${checks.length} checks ${warn === 1 ? "is a warning" : "are warnings"}`;
+}
+
 const INDENT = "      ";
+/** Text in fewer columns is not readable. */
+const LEAST_COLUMNS = 30;
 
 /**
- * A report as text: one line for each check, its fix below, and at the end the verdict with its
- * text of `summary`.
+ * A line per check, its fix below, and the verdict last. In a terminal, lines are cut between words
+ * at its width.
  */
 export function checksText(
   { checks, verdict }: AnyReport<AnyCheck>,
   summary: Readonly<Record<(typeof VERDICTS)[number], string>>,
+  columns: number | undefined = terminalColumns(),
 ): string {
   const width = Math.max(0, ...checks.map(({ title }) => title.length));
   const lines: string[] = [];
@@ -81,16 +57,34 @@ export function checksText(
       lines.push(...(lines.length > 0 ? [""] : []), area);
     }
     const [first = "", ...more] = check.found.split("\n");
-    lines.push(`${check.status.padEnd(4)}  ${check.title.padEnd(width)}  ${first}`);
-    lines.push(...more.map((line) => `${INDENT}${" ".repeat(width)}  ${line.trim()}`));
-    if (check.fix !== undefined) lines.push(`${INDENT}fix: ${check.fix}`);
+    const below = `${INDENT}${" ".repeat(width)}  `;
+    const begin = `${check.status.padEnd(4)}  ${check.title.padEnd(width)}  `;
+    lines.push(...wrapped(first, begin, below, columns));
+    for (const line of more) lines.push(...wrapped(line.trim(), below, below, columns));
+    if (check.fix !== undefined)
+      lines.push(...wrapped(check.fix, `${INDENT}fix: `, `${INDENT}     `, columns));
   }
-  return `${lines.join("\n")}\n\n${verdict}: ${summary[verdict]}\n`;
+  return `${lines.join("\n")}\n\n${wrapped(summary[verdict], `${verdict}: `, INDENT, columns).join("\n")}\n`;
 }
 
-/**
- * Prints a doctor's report, as `text` or as JSON. The program's exit code is 1 when a check failed.
- */
+function wrapped(
+  text: string,
+  begin: string,
+  below: string,
+  columns = Number.POSITIVE_INFINITY,
+): string[] {
+  const most = Math.max(LEAST_COLUMNS, columns - below.length);
+  const lines = [""];
+  for (const word of text.split(" ")) {
+    const last = lines.at(-1) ?? "";
+    if (last === "") lines[lines.length - 1] = word;
+    else if (last.length + 1 + word.length <= most) lines[lines.length - 1] = `${last} ${word}`;
+    else lines.push(word);
+  }
+  return lines.map((line, index) => `${index === 0 ? begin : below}${line}`);
+}
+
+/** Sets the exit code 1 when a check failed. */
 export function printDoctorReport<C extends AnyCheck>(
   report: AnyReport<C>,
   {

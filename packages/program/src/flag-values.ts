@@ -1,15 +1,10 @@
-/**
- * The values of flags, read as commander's argument parsers. Each throws what `refuseValue` throws
- * for a value that it does not take.
- */
-
-/** Refuses a flag's value: commander prints the message after the flag and the value. */
+/** Commander prints the message after the flag and the value. */
 export function refuseValue(message: string): never {
-  // As commander's InvalidArgumentError, by which commander recognises it.
+  // Commander knows its InvalidArgumentError by the code.
   throw Object.assign(new Error(message), { code: "commander.invalidArgument", exitCode: 1 });
 }
 
-/** Reads whole numbers of a range. */
+/** A parser of whole numbers in a range. */
 export function wholeNumberFrom(least: number, most: number): (text: string) => number {
   return (text) => {
     const value = Number(text);
@@ -20,7 +15,7 @@ export function wholeNumberFrom(least: number, most: number): (text: string) => 
 
 /** A whole number. */
 export const wholeNumber = wholeNumberFrom(0, 999_999_999_999);
-/** A whole number of at least 1, and a time in ms that a timer takes. */
+/** At least 1, and at most what a timer takes in ms. */
 export const count = wholeNumberFrom(1, 2 ** 31 - 1);
 /** A TCP port, or 0 for a free one. */
 export const port = wholeNumberFrom(0, 65_535);
@@ -67,34 +62,31 @@ export function size(text: string): number {
 
 /** Where something listens. */
 export interface HostAndPort {
-  /** An address or a name; an IPv6 address without brackets. */
+  /** IPv6 without brackets. */
   readonly host: string;
   readonly port: number;
 }
 
-/**
- * "host:port", or a port alone of 127.0.0.1; port 0 takes a free one. An IPv6 address is in
- * brackets.
- */
+/** "host:port", or a port of 127.0.0.1. IPv6 is in brackets. */
 export function listenAddress(text: string): HostAndPort {
   const [, host = "127.0.0.1", digits = ""] = /^(?:(.+):)?(\d+)$/.exec(text) ?? [];
   if (digits === "") refuseValue("It must be a port or host:port, such as 10.0.0.7:18515.");
   return { host: host.replace(/^\[(.*)\]$/, "$1"), port: port(digits) };
 }
 
-/** "host:port"; an IPv6 address is in brackets. */
+/** "host:port"; IPv6 is in brackets. */
 export function hostAndPort(text: string): HostAndPort {
   if (!/^.+:0*[1-9]\d*$/.test(text)) refuseValue("It must be host:port, such as 10.0.0.7:18515.");
   return listenAddress(text);
 }
 
-/** The URL of something that speaks HTTP. */
+/** The URL of an HTTP server. */
 export function httpUrl(text: string): string {
   if (URL.canParse(text) && /^https?:/.test(text)) return text;
   return refuseValue("It must be an http or https URL.");
 }
 
-/** Reads one of these words, in lower or upper case. */
+/** One of these words, in lower or upper case. */
 export function oneOf<const Word extends string>(
   ...words: readonly Word[]
 ): (text: string) => Word {
@@ -103,7 +95,7 @@ export function oneOf<const Word extends string>(
     refuseValue(`It must be one of ${words.join(", ")}.`);
 }
 
-/** Reads a list, such as "100,300": its parts as `read` reads them. */
+/** A list such as "100,300", whose parts `read` reads. */
 export function listOf<T>(read: (text: string) => T): (text: string) => T[] {
   return (text) =>
     text
@@ -111,7 +103,7 @@ export function listOf<T>(read: (text: string) => T): (text: string) => T[] {
       .map((part) => read(part.trim() || refuseValue("It must be values, separated by commas.")));
 }
 
-/** Reads a flag that may be given several times: its values in their order. */
+/** A flag given several times; the values keep their order. */
 export function each<T>(read: (text: string) => T): (text: string, before?: readonly T[]) => T[] {
   return (text, before = []) => [...before, read(text)];
 }

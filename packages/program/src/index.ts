@@ -1,8 +1,6 @@
-/** `@kv/program`: what the command-line programs share, and what starts child processes. */
-
 export { type ChildOptions, ChildProcess } from "./child-process.js";
 export { answerOf, endWithOwner, receiveRequest, runTask, sendToOwner } from "./child-task.js";
-export { checksText, doctorSchemas, printDoctorReport, reportOfChecks } from "./doctor-report.js";
+export { checksText, printDoctorReport, reportOfChecks, warningsText } from "./doctor-report.js";
 export {
   count,
   duration,
@@ -23,6 +21,7 @@ export {
   wholeNumberFrom,
 } from "./flag-values.js";
 export { print, printable, printError, printJson } from "./print.js";
+export { showProgress } from "./progress.js";
 export { type CommandOptions, runCommand } from "./run-command.js";
 export { type ChildFailure, type ChildOutcome, failureText, runInChild } from "./run-in-child.js";
 export {

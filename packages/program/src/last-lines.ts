@@ -3,13 +3,9 @@ import { printable } from "./print.js";
 const KEPT_LINES = 6;
 const LINE_CHARACTERS = 300;
 const COLOURS = /\p{Cc}\[[\d;]*m/gu;
-/** Lines that UCX and NIXL also write when all is well, and UCX's protocol tables. */
+/** Routine lines of UCX and NIXL, and UCX's protocol tables. */
 const QUIET = /UCX {2}(INFO|DEBUG|TRACE|REQ|DATA)|^[ID]\d{4} |\||\+-+\+/;
 
-/**
- * The last six lines of a process's output, without colours and without the routine lines of UCX
- * and NIXL.
- */
 export function lastLines(output: string): string[] {
   return output
     .split(/[\r\n]+/)

@@ -1,14 +1,7 @@
-/**
- * What a terminal obeys instead of showing it: control characters but line break and tab, and
- * characters that change the direction of text.
- */
+/** Control characters but line break and tab, and those that change the direction of text. */
 const OBEYED = /[^\n\t\P{Cc}]|\p{Bidi_Control}/gu;
 
-/**
- * The text with each character that a terminal obeys as its escape, such as `\u001b`. JSON keeps
- * its meaning: `JSON.stringify` leaves DEL, C1 and the direction marks in strings, and there the
- * escape is the same character.
- */
+/** Escapes what a terminal obeys, such as `\u001b`, as JSON does. */
 export function printable(text: string): string {
   return text.replace(
     OBEYED,
@@ -20,20 +13,20 @@ export function printable(text: string): string {
 const here: string | undefined = import.meta.url;
 const IN_CHECKOUT = here !== undefined && !here.includes("/node_modules/");
 
-/**
- * A text with the commands that start these programs here: `npx` finds them only where the packages
- * are installed, a checkout has npm scripts.
- */
+/** `npx` needs installed packages; a checkout has npm scripts. */
 export function withCommands(text: string, inCheckout = IN_CHECKOUT): string {
   return inCheckout ? text.replace(/\bnpx --no-install (kv-[a-z]+)/g, "npm run $1 --") : text;
 }
 
-/** Writes a result to stdout, as `printable` and `withCommands` give it. */
+/** Undefined where stdout is no terminal. */
+export const terminalColumns = (): number | undefined => process.stdout.columns;
+
+/** Writes to stdout, through `printable` and `withCommands`. */
 export function print(text: string): void {
   process.stdout.write(printable(withCommands(text)));
 }
 
-/** Writes progress, a log line or an error to stderr, as `printable` and `withCommands` give it. */
+/** Writes to stderr, through `printable` and `withCommands`. */
 export function printError(text: string): void {
   process.stderr.write(printable(withCommands(text)));
 }

@@ -2,23 +2,20 @@ import type { ChildProcess } from "node:child_process";
 import type { Readable } from "node:stream";
 import { finished } from "node:stream/promises";
 
-/**
- * How long the output of a process that has ended is read: a process that it started may hold it
- * open.
- */
+/** A grandchild may hold the output open. */
 const OUTPUT_MS = 1000;
 
 /** How a process ended. */
 export interface ProcessEnd {
   readonly exitCode: number | undefined;
-  /** `exit code 1`, a signal such as `SIGSEGV`, or why it was not started. */
+  /** `exit code 1`, a signal such as `SIGSEGV`, or why it did not start. */
   readonly how: string;
   readonly isFound: boolean;
 }
 
 export function processEnd(child: ChildProcess): Promise<ProcessEnd> {
   return new Promise((resolve) => {
-    // Also emitted when a signal or a message cannot be sent; then the end follows.
+    // Failed signals and messages emit it too; then the end follows.
     child.on("error", (error: NodeJS.ErrnoException) => {
       if (child.pid === undefined)
         resolve({ exitCode: undefined, how: error.message, isFound: error.code !== "ENOENT" });

@@ -3,11 +3,11 @@ import { type ProcessEnd, processEnd, readText } from "./process-end.js";
 
 /** How a command is run. */
 export interface CommandOptions {
-  /** Its whole environment. @default process.env */
+  /** The whole environment. @default process.env */
   readonly env?: Readonly<Record<string, string | undefined>> | undefined;
-  /** It is killed after this long. @default no limit */
+  /** Then the command is killed. @default no limit */
   readonly timeoutMs?: number | undefined;
-  /** Gets each line of stdout and stderr that is not empty. */
+  /** Gets each line of output, except empty ones. */
   readonly onLine?: ((line: string) => void) | undefined;
 }
 
@@ -21,7 +21,7 @@ export interface CommandResult extends ProcessEnd {
 
 const KEPT_CHARACTERS = 8 << 20;
 
-/** Runs a program that is not Node's to its end, such as python3. Never rejects. */
+/** Runs a program other than Node's, such as python3. Never rejects. */
 export async function runCommand(
   program: string,
   args: readonly string[],

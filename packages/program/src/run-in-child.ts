@@ -6,13 +6,11 @@ import {
 } from "./child-process.js";
 import { lastLines } from "./last-lines.js";
 
-/** How a task in a child process ended. */
+/** `output`: the end of its stdout and stderr. */
 export type ChildOutcome<T = unknown> =
   | {
-      /** It answered, and its process ended well. */
       readonly kind: "answered";
       readonly value: T;
-      /** The end of its stdout and stderr. */
       readonly output: string;
     }
   | ChildFailure;
@@ -20,39 +18,30 @@ export type ChildOutcome<T = unknown> =
 /** How a task ended without a value. */
 export type ChildFailure =
   | {
-      /** It threw. */
       readonly kind: "failed";
       readonly error: ChildError;
-      /** The end of its stdout and stderr. */
       readonly output: string;
     }
   | {
-      /** Its process ended before it answered or not well, or was killed at its limit. */
+      /** It ended too early or badly, or was killed at its limit. */
       readonly kind: "crashed" | "timeout";
       /** Such as `SIGSEGV`, `exit code 1`, or `no answer within 5 s`. */
       readonly how: string;
-      /** The last step that it named. */
       readonly step?: string | undefined;
-      /** The end of its stdout and stderr. */
       readonly output: string;
     };
 
 /** How a task is run. */
 export interface RunOptions extends Omit<ChildOptions, "output"> {
-  /** The process is killed when a step takes longer. A task without steps is one step. */
+  /** Limit of a step, and of a task without steps. Then the process is killed. */
   readonly timeoutMs: number;
-  /**
-   * The process is killed when it has not named its first step after this long. @default timeoutMs
-   */
+  /** Limit before the first step. @default timeoutMs */
   readonly startTimeoutMs?: number | undefined;
-  /** What `receiveRequest` of the task returns. */
+  /** The task's `receiveRequest` returns it. */
   readonly request?: object | undefined;
 }
 
-/**
- * Runs a task in a process of its own, so that a crash or a hang does not affect this one. The
- * module calls `runTask`. Never rejects.
- */
+/** Runs a module that calls `runTask`. Its crash or hang does not end this process. */
 export async function runInChild<T>(options: RunOptions): Promise<ChildOutcome<T>> {
   const { timeoutMs, startTimeoutMs = timeoutMs, request } = options;
   let child: ChildProcess;
@@ -86,12 +75,12 @@ export async function runInChild<T>(options: RunOptions): Promise<ChildOutcome<T
   const missing = answer === undefined ? "answer" : "end";
   if (late)
     return { kind: "timeout", how: `no ${missing} within ${limitMs / 1000} s`, step, output };
-  // A crash after the answer is one too: a program that does the same work would crash.
+  // Other programs with this work would crash too.
   if (answer === undefined || how !== "exit code 0") return { kind: "crashed", how, step, output };
   return { kind: "answered", value: answer.value as T, output };
 }
 
-/** What a failure was, for a person, with the last lines of the process's output. */
+/** A failure for people, with the process's last lines. */
 export function failureText(failure: ChildFailure): string {
   const lines = lastLines(failure.output);
   const output = lines.length === 0 ? [] : ["its output ended with:", ...lines];

@@ -1,20 +1,18 @@
 import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import { KvError } from "@kv/interface";
-import { print, printError } from "./print.js";
+import { print, printError, terminalColumns } from "./print.js";
 
 /**
- * Exit codes of the programs: 0, or 1 when a check, a limit or a comparison failed, or 2 for a
- * wrong call and for a program that could not run.
+ * 0; 1 when a check, a limit or a comparison failed; 2 for a wrong call or a program that could not
+ * run.
  */
 export const EXIT_CODES = { ok: 0, failed: 1, couldNotRun: 2 } as const;
 
 /**
- * Runs a program's main function. A `KvError` is printed as `program: message [CODE]` with its hint
- * on the next line. The errors and help of commander, which has printed them already (with
- * `commanderOutput`), give their exit codes only (commander with `exitOverride`). A reader of the
- * output that goes away (`| head -1`) ends the program quietly; stdout that cannot be written, such
- * as a file on a full disk, ends it with an error.
+ * Runs a main function and prints its `KvError` as `program: message [CODE]`, with the hint below.
+ * Commander has printed its own errors and help (`commanderOutput`, `exitOverride`). A reader that
+ * goes away (`| head -1`) ends the program quietly; a full disk ends it with an error.
  */
 export async function runProgram(name: string, main: () => unknown): Promise<void> {
   process.stdout.on("error", (error: NodeJS.ErrnoException) => {
@@ -25,7 +23,7 @@ export async function runProgram(name: string, main: () => unknown): Promise<voi
     );
     process.exit(reportFailure(name, unwritten));
   });
-  // What cannot be written to stderr is lost: there is nowhere to say so.
+  // Nowhere is left to report a failure of stderr.
   process.stderr.on("error", () => {});
   try {
     await main();
@@ -34,10 +32,7 @@ export async function runProgram(name: string, main: () => unknown): Promise<voi
   }
 }
 
-/**
- * As `runProgram` handles what a main function throws: writes the error, to stderr by default, and
- * returns the exit code.
- */
+/** Writes an error as `runProgram` does, and returns the exit code. */
 export function reportFailure(name: string, thrown: unknown, write = printError): number {
   const { code, exitCode } = (thrown ?? {}) as {
     readonly code?: unknown;
@@ -51,16 +46,14 @@ export function reportFailure(name: string, thrown: unknown, write = printError)
   return EXIT_CODES.couldNotRun;
 }
 
-/** The widest line of a program's help, in columns. */
 const HELP_COLUMNS = 100;
 
 /**
- * For commander's `configureOutput`: its errors (`error: message`, then advice) are printed as
- * `reportFailure` prints a `KvError`, with the code `KV_CONFIG_INVALID`; the help has the width of
- * the terminal, 100 columns at most. `name`: the program's.
+ * Options of commander's `configureOutput`: its errors are printed as `reportFailure` prints
+ * `KV_CONFIG_INVALID`. `name`: the program's.
  */
 export function commanderOutput(name: string) {
-  const width = () => Math.min(process.stdout.columns ?? HELP_COLUMNS, HELP_COLUMNS);
+  const width = () => Math.min(terminalColumns() ?? HELP_COLUMNS, HELP_COLUMNS);
   return {
     getOutHelpWidth: width,
     getErrHelpWidth: width,
@@ -74,26 +67,21 @@ export function commanderOutput(name: string) {
   };
 }
 
-/** After Ctrl-C: how long a program may take to close what is open. */
 const INTERRUPTED_MS = 900;
 
 /**
- * Calls `stop` at the first Ctrl-C (SIGINT), to close what is open. A program that has not ended
- * 0.9 s later, such as one that waits for a server that does not answer, is ended then with exit
- * code 130; a second Ctrl-C ends it at once.
+ * Calls `stop` at the first Ctrl-C (SIGINT). A program that has not ended `limitMs` later (0.9 s), or
+ * a second Ctrl-C, ends with exit code 130.
  */
-export function onInterrupt(stop: () => unknown): void {
+export function onInterrupt(stop: () => unknown, limitMs = INTERRUPTED_MS): void {
   process.once("SIGINT", () => {
     process.once("SIGINT", () => process.exit(130));
-    setTimeout(() => process.exit(130), INTERRUPTED_MS).unref();
+    setTimeout(() => process.exit(130), limitMs).unref();
     stop();
   });
 }
 
-/**
- * The version of the package that a module belongs to, from the nearest `package.json` above it.
- * `module`: `import.meta.url`.
- */
+/** The version in the nearest `package.json` above `module`, an `import.meta.url`. */
 export function packageVersion(module: string): string {
   for (let folder = new URL(".", module); ; folder = new URL("..", folder)) {
     try {

@@ -22,15 +22,15 @@ export {
   searchHashFactors,
 } from "./compatibility/hash-factors.js";
 export { pythonJson } from "./compatibility/python-json.js";
-export { formatValue } from "./encoding/format-value.js";
 export {
   decodeMsgpack,
   decodeMsgpackInSteps,
   encodeMsgpack,
   Float64,
+  formatValue,
   MSGPACK_LIMITS,
   type MsgpackLimits,
-} from "./encoding/msgpack.js";
+} from "./encoding/messages.js";
 export {
   type AgentMetadata,
   decodeAgentMetadata,
@@ -61,63 +61,55 @@ export {
   type PromptPrefix,
 } from "./handshake/lease-query.js";
 export {
+  decodeDone,
   decodeNotification,
   decodeNotificationInSteps,
+  decodeRequestControl,
   type ExtensionMessage,
   encodeNotification,
+  encodeRequestControl,
   isWireSafeRequestId,
   type KvNotification,
-  MAX_REQUEST_ID_BYTES,
+  REQUEST_CONTROL,
+  type RequestControlMessage,
+  type RequestProof,
 } from "./notifications/notifications.js";
 export {
+  type DecodePushRegistrationOptions,
   decodePushControl,
+  decodePushRegistration,
   decodeRegistration,
+  encodePushRegistration,
   encodeRegistration,
   encodeRegistrationEnded,
   encodeRegistrationWritten,
   encodeWithdrawal,
   PUSH_CONTROL,
   type PushControlMessage,
-} from "./notifications/push-control.js";
-export {
-  type DecodePushRegistrationOptions,
-  decodePushRegistration,
-  encodePushRegistration,
   type PushRegistration,
-} from "./notifications/push-registration.js";
-export type {
-  Registrant,
-  Registration,
-  RegistrationEnded,
-  RegistrationExtension,
-  RegistrationRequest,
-  RegistrationWritten,
-} from "./notifications/registration.js";
+  type Registrant,
+  type Registration,
+  type RegistrationEnded,
+  type RegistrationExtension,
+  type RegistrationRequest,
+  type RegistrationWritten,
+} from "./notifications/push-messages.js";
 export {
-  decodeDone,
-  decodeRequestControl,
-  encodeRequestControl,
-  REQUEST_CONTROL,
-  type RequestControlMessage,
-  type RequestProof,
-} from "./notifications/request-control.js";
-export { readSpans, type TraceSpan } from "./read-spans.js";
-export { blocksDigest, newCapability, sameCapability } from "./transfer-params/capability.js";
-export {
+  baseRequestId,
+  blocksDigest,
+  checkRemotePrefillParams,
   decodePrompt,
   type EncodedPrompt,
   encodePrompt,
-  type PromptContent,
-  promptContent,
-  promptDigest,
-} from "./transfer-params/prompt-digest.js";
-export {
-  baseRequestId,
-  checkRemotePrefillParams,
   encodeRemotePrefillParams,
+  MAX_REQUEST_ID_BYTES,
   namesReadback,
+  newCapability,
+  type PromptContent,
   parseTransferParams,
   peerTraceparent,
+  promptContent,
+  promptDigest,
   type RemoteLease,
   type RemotePrefillAnswer,
   type RemotePrefillParams,
@@ -125,6 +117,7 @@ export {
   readbackParams,
   readFirstToken,
   readTransferId,
+  sameCapability,
   type TransferMode,
 } from "./transfer-params/transfer-params.js";
 export { type VllmRequests, vllmRequests } from "./versions/vllm-requests.js";

@@ -1,4 +1,4 @@
-/** `@kv/protocol/open-telemetry`: spans by `@opentelemetry/api`, which only this entry loads. */
+/** `@kv/protocol/open-telemetry`: the only entry that loads `@opentelemetry/api`. */
 
 import { KvError, readTraceparent, type Tracer } from "@kv/interface";
 import {
@@ -17,12 +17,12 @@ const KINDS = {
   client: SpanKind.CLIENT,
 } as const;
 
-/** Milliseconds since 1970 to a microsecond: without a time, OpenTelemetry begins spans at whole ones. */
+/** Exact to a microsecond; OpenTelemetry's own times begin at whole milliseconds. */
 const now = () => performance.timeOrigin + performance.now();
 
 /**
- * Spans by a tracer of OpenTelemetry, such as `trace.getTracer("engine")`. Its provider samples
- * spans that have no parent, and exports all spans.
+ * Returns a tracer on OpenTelemetry's, such as `trace.getTracer("engine")`. Its provider samples
+ * spans without a parent, and exports all.
  */
 export function openTelemetryTracer(tracer: ApiTracer): Tracer {
   return {
@@ -34,7 +34,7 @@ export function openTelemetryTracer(tracer: ApiTracer): Tracer {
       const options = { kind: KINDS[kind], attributes: { ...attributes }, startTime: now() };
       const span = tracer.startSpan(name, options, context);
       const own = span.spanContext();
-      // Of a provider that records nothing.
+      // The provider records nothing.
       if (!isSpanContextValid(own)) return undefined;
 
       return {

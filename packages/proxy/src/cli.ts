@@ -9,10 +9,12 @@ import {
   jsonLog,
   openTracer,
   PREFILLER_HEADER,
+  type Reloaded,
+  reloadAtHangup,
 } from "@kv/fleet/front-end";
 import { type Log, systemClock } from "@kv/interface";
 import { onInterrupt, print, printError, reportFailure, runProgram } from "@kv/program";
-import { PROGRAM, parseCli } from "./config/cli-options.js";
+import { type CliOptions, PROGRAM, parseCli } from "./config/cli-options.js";
 import { ADMIN_TOKEN, type ProxySettingsInput, readSettings } from "./config/settings.js";
 import { createProxy, PrefillDecodeProxy, type SharedByWorkers } from "./proxy.js";
 import { sidecarOfRank } from "./sidecar/data-parallel.js";
@@ -21,9 +23,9 @@ import { WorkerGroup, type WorkerGroupAddress } from "./workers/primary.js";
 import { instanceNames, serveAsWorker } from "./workers/worker.js";
 
 /**
- * How much the heap may grow above its live size before the next full garbage collection, which
- * delays all requests by tens of milliseconds. On a slow or shared core, V8's default is a third,
- * which made one collection every five seconds.
+ * Heap growth, in percent of its live size, before the next full collection. One delays all
+ * requests by tens of milliseconds; V8's default (a third) made one every five seconds on a slow
+ * core.
  */
 const HEAP_GROWTH_PERCENT = 400;
 
@@ -36,35 +38,27 @@ async function main(): Promise<void> {
   }
   setFlagsFromString(`--heap-growing-percent=${HEAP_GROWTH_PERCENT}`);
   const sources = { readFile: (path: string) => readFileSync(path, "utf8"), env: process.env };
-  const options = parseCli(process.argv.slice(2), sources);
-  const { host, port, logLevel, trace, settings, workers, dataParallelSize } = options;
+  if (cluster.isWorker) return serveAsWorker({ create: createInWorker, clock: systemClock() });
+  const parse = () => parseCli(process.argv.slice(2), sources);
+  const options = parse();
+  const { host, port, logLevel, settings, workers, dataParallelSize } = options;
   const log = jsonLog(logLevel, { write: printError });
-  if (cluster.isPrimary && settings.admin === undefined && process.env[ADMIN_TOKEN] !== undefined)
+  if (settings.admin === undefined && process.env[ADMIN_TOKEN] !== undefined)
     log.warn("setting-unused", { setting: ADMIN_TOKEN, why: "--admin-port is not given" });
-  if (cluster.isPrimary && workers > 1) {
+  if (workers > 1) {
     const group = new WorkerGroup(options, { log, clock: systemClock() });
     const names = await group.start();
     closeAtSignals(log, (close) => group.close(close));
+    reloadAtHangup({ log, options, parse, reload: (next) => group.reload(next) });
     return printReady(settings, names);
   }
 
-  const instance = `${process.pid}`;
-  const { tracer, close: closeSpans } = await openTracer(trace, {
-    service: "kv-proxy",
-    instance,
-    log,
-  });
-  const createDiscovery = await connectKubernetes(readSettings(settings).discovery);
-  const given = { log, tracer, createDiscovery };
-  if (cluster.isWorker) {
-    const create = (shared: SharedByWorkers) =>
-      new PrefillDecodeProxy({ ...workerSettings(settings, workers), ...given }, shared);
-    return serveAsWorker({ host, create, closed: closeSpans, clock: systemClock() });
-  }
-  // One for each rank; else the only one.
-  const sidecars = Array.from({ length: dataParallelSize }, (_, rank) =>
-    sidecarOfRank({ port, settings }, rank),
-  );
+  const { given, closeSpans } = await connected(options, log);
+  const ranksOf = ({ settings: ofAll }: Pick<CliOptions, "settings">) =>
+    Array.from({ length: dataParallelSize }, (_, rank) =>
+      sidecarOfRank({ port, settings: ofAll }, rank, dataParallelSize),
+    );
+  const sidecars = ranksOf(options);
   const proxies = sidecars.map((sidecar) => createProxy({ ...sidecar.settings, ...given }));
   const close = (options?: { readonly graceMs?: number }) =>
     Promise.all(proxies.map((proxy) => proxy.close(options)));
@@ -76,13 +70,38 @@ async function main(): Promise<void> {
   });
   const inFlight = () => proxies.reduce((sum, proxy) => sum + proxy.status().requests.in_flight, 0);
   closeAtSignals(log, (options) => close(options).then(closeSpans), inFlight);
+  const reload = (next: CliOptions): Reloaded => {
+    const [first] = ranksOf(next).map((sidecar, rank) => proxies[rank]?.reload(sidecar.settings));
+    return first ?? { changed: [], needRestart: [] };
+  };
+  reloadAtHangup({ log, options, parse, reload });
   for (const [rank, proxy] of proxies.entries()) {
     const { url = "", adminUrl } = addresses[rank] ?? {};
     printReady(settings, { url, adminUrl, ...instanceNames(proxy) });
   }
 }
 
-/** Closes at SIGTERM and Ctrl-C. Ctrl-C, and a second SIGTERM, abort the requests in flight. */
+/** What a proxy of these options is created with beside its settings. */
+async function connected({ trace, settings }: CliOptions, log: Log) {
+  const { tracer, close: closeSpans } = await openTracer(trace, {
+    service: "kv-proxy",
+    instance: `${process.pid}`,
+    log,
+  });
+  const createDiscovery = await connectKubernetes(readSettings(settings).discovery);
+  return { given: { log, tracer, createDiscovery }, closeSpans };
+}
+
+async function createInWorker(options: CliOptions, shared: SharedByWorkers) {
+  const log = jsonLog(options.logLevel, { write: printError });
+  const { given, closeSpans } = await connected(options, log);
+  const own = { ...workerSettings(options.settings, options.workers), ...given };
+  return { proxy: new PrefillDecodeProxy(own, shared), log, closed: closeSpans };
+}
+
+/**
+ * Closes at SIGTERM and Ctrl-C. Ctrl-C and any second signal abort the requests in flight.
+ */
 function closeAtSignals(
   log: Log,
   close: (options: { readonly graceMs?: number }) => Promise<void>,
@@ -98,7 +117,7 @@ function closeAtSignals(
   onInterrupt(() => stop("SIGINT"));
 }
 
-/** Whoever reads the line may send a signal at once. */
+/** Needs the signal handlers: a reader of this line may send a signal at once. */
 function printReady(
   settings: ProxySettingsInput,
   { url, adminUrl, prefill, decode }: WorkerGroupAddress,

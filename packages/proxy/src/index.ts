@@ -3,7 +3,6 @@ export {
   type ProxySettingsInput,
   proxySettingsSchema,
 } from "./config/settings.js";
-export { PROXY_LIMITS, type ProxyLimit } from "./http/limits/proxy-limits.js";
 export {
   createProxy,
   type Proxy,
@@ -11,4 +10,4 @@ export {
   type ProxyOptions,
   type ProxyStatus,
 } from "./proxy.js";
-export type { RequestCountsStatus } from "./telemetry/request-counts.js";
+export type { RequestCountsStatus } from "./telemetry/request-record.js";

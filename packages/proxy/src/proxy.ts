@@ -10,68 +10,76 @@ import {
   type MeasuredSignals,
   type MetricAsJson,
   type PinnedStatus,
+  type Reloaded,
+  reloadedSettings,
 } from "@kv/fleet/front-end";
 import { Certificate, httpUrl, RequestsInFlight } from "@kv/http";
 import { KvError, type Log } from "@kv/interface";
 import { type ProxySettings, type ProxySettingsInput, readSettings } from "./config/settings.js";
 import { unusedSettings } from "./config/unused-settings.js";
-import { createStrategy } from "./flow/create-strategy.js";
-import type { DisaggregationStrategy } from "./flow/disaggregation-strategy.js";
-import { DecodeRoute } from "./http/decode-route.js";
-import { GenerationRoute } from "./http/generation-route.js";
-import { resolveLimits } from "./http/limits/resolved-limits.js";
+import { Generation } from "./flow/generation.js";
+import { OtherRoutes } from "./flow/other-routes.js";
+import { RequestLives } from "./http/request-lives.js";
+import { type ResolvedLimits, resolveLimits } from "./http/resolved-limits.js";
 import { ClientServer } from "./http/server.js";
 import { Legs } from "./legs/legs.js";
 import { type ObjectCall, objectsByCalls } from "./readback/object-store.js";
 import { Readback } from "./readback/readback.js";
 import { NamedPrefillers } from "./sidecar/named-prefillers.js";
-import { RequestCounts, type RequestCountsStatus } from "./telemetry/request-counts.js";
-import { RequestHistory, type RequestSummary } from "./telemetry/request-history.js";
+import {
+  RequestCounts,
+  type RequestCountsStatus,
+  RequestHistory,
+  type RequestSummary,
+} from "./telemetry/request-record.js";
 
-/** Options of `createProxy`: the settings, and what a program may pass in. */
+/** Options of `createProxy`: settings and what a program may pass in. */
 export interface ProxyOptions extends ProxySettingsInput, FrontEndOptions {}
 
-/** The state of the proxy as JSON, for `/status`. */
+/** The proxy's state as JSON, for `/status`. */
 export interface ProxyStatus extends FleetStatus {
   /**
-   * Name of the disaggregation strategy: `pull`, `push`, `push, prefill first` or `auto`; of a
-   * sidecar with `sidecar, ` before it.
+   * Disaggregation strategy: `pull`, `push`, `push, prefill first` or `auto`, after `sidecar, ` for
+   * a sidecar.
    */
   readonly flow: string;
   /** Seconds since the proxy was created. */
   readonly uptime_s: number;
-  /** What ended turns hold at decode instances; null where the setting `readback` is off. */
+  /** Blocks of ended turns at decode instances; null where `readback` is off. */
   readonly readback: readonly PinnedStatus[] | null;
-  /** Counts of requests. */
   readonly requests: RequestCountsStatus;
 }
 
 /** Where the proxy listens. */
 export interface ProxyAddress {
-  /** The host that was passed to `listen`. */
   readonly host: string;
-  /** The port, also where a free one was taken. */
+  /** The port that was taken, also for port 0. */
   readonly port: number;
-  /** `http://HOST:PORT`, of a sidecar with TLS `https://HOST:PORT`. */
+  /** `http://HOST:PORT`, or `https://` for a sidecar with TLS. */
   readonly url: string;
-  /** URL of the admin routes; undefined where the settings have none. */
+  /** Undefined where the settings have no admin routes. */
   readonly adminUrl?: string | undefined;
 }
 
 /** A prefill/decode router. */
 export interface Proxy {
   /**
-   * Starts to serve clients, on 127.0.0.1 and port 8000 by default; port 0 takes a free one.
-   * @throws `KV_CONFIG_INVALID` when a port is taken or the host is not of this machine.
+   * Serves clients, by default on 127.0.0.1:8000. Port 0 takes a free port.
+   * @throws `KV_CONFIG_INVALID` when the port is taken or the host is not of this machine.
    */
   listen(options?: { host?: string | undefined; port?: number | undefined }): Promise<ProxyAddress>;
-  /** The present state. */
   status(): ProxyStatus;
-  /** The instances of both roles, for a program that adds, drains and removes them. */
+  /**
+   * Takes settings in place of those that the proxy was created with. Instances, routing and most
+   * limits change at once; requests in flight go on. Returns what changed, and what needs a restart.
+   * @throws As `createProxy`; then nothing has changed.
+   */
+  reload(settings: ProxySettingsInput): Reloaded;
+  /** Both roles' instances, which a program may add, drain and remove. */
   readonly instances: Readonly<Record<Role, InstancePool>>;
   /**
-   * Refuses further requests (503), lets those in flight end within `graceMs` (default: the setting
-   * `timeouts.graceMs`), then aborts the rest. It may be called again, with a shorter grace.
+   * Refuses further requests (503) and aborts those in flight after `graceMs` (default:
+   * `timeouts.graceMs`). A second call may shorten the grace.
    */
   close(options?: { graceMs?: number | undefined }): Promise<void>;
   /** `close` with the default grace. */
@@ -86,55 +94,48 @@ export function createProxy(options: ProxyOptions): Proxy {
   return new PrefillDecodeProxy(options);
 }
 
-/** Relative to this file in `src` and to the bundle in `dist`. */
+/** Valid from this file in `src` and from the bundle in `dist`. */
 export const PAGE = new URL("../page/index.html", import.meta.url);
 
-/**
- * What the workers behind one port share: in each of them, the routes for clients show and change
- * all.
- */
+/** Each worker of a port shows and changes the state of all. */
 export interface SharedByWorkers {
-  /** The state of all workers. */
   status(): Promise<ProxyStatus>;
-  /** Changes an instance in all workers. */
   changeInstance(change: InstanceChange, body: unknown): Promise<object>;
-  /** Calls a method of the objects that all workers share. */
   objects<T>(call: ObjectCall): Promise<T>;
 }
 
-/** The state of one worker. */
 export interface WorkerReport {
   readonly status: ProxyStatus;
   readonly measured: MeasuredSignals;
-  /** The requests that ended last, oldest first. */
+  /** The last ended requests, oldest first. */
   readonly requests: readonly RequestSummary[];
-  /** The requests that run, oldest first. */
+  /** Oldest first. */
   readonly running: readonly RequestSummary[];
 }
 
-/** The proxy of one process. */
 export class PrefillDecodeProxy implements Proxy {
   readonly instances: Readonly<Record<Role, InstancePool>>;
+  /** Parts that may change without a restart are read at each use. */
   readonly #settings: ProxySettings;
+  readonly #limits: ResolvedLimits;
   readonly #fleet: Fleet;
   readonly #legs: Legs;
-  readonly #strategy: DisaggregationStrategy;
-  readonly #generation: GenerationRoute;
+  readonly #generation: Generation;
+  readonly #lives: RequestLives;
   readonly #counts = new RequestCounts();
   readonly #history: RequestHistory;
-  /** Of a sidecar. */
   readonly #named: NamedPrefillers | undefined;
-  /** Of a sidecar that speaks TLS. */
   readonly #certificate: Certificate | undefined;
   readonly #server: ClientServer;
   readonly #admin: AdminServer | undefined;
   readonly #readback: Readback | undefined;
-  /** Of the only process that serves the port. */
+  /** Undefined where several processes serve the port. */
   readonly #objects: KeptObjects | undefined;
   readonly #startedAtMs: number;
-  #closing: Promise<void> | undefined = undefined;
+  /** A custom routing strategy may read any setting. */
+  readonly #warnsOfUnused: boolean;
+  #closing: Promise<void> | undefined;
 
-  /** `shared`: of a worker, the processes beside it. */
   constructor(options: ProxyOptions, shared?: SharedByWorkers) {
     const { clock, random, log, metrics, tracer, createRouting, createDiscovery, ...input } =
       options;
@@ -148,10 +149,8 @@ export class PrefillDecodeProxy implements Proxy {
     this.instances = fleet.pools;
     const { ambient } = fleet;
     this.#startedAtMs = ambient.clock.now();
-    // A routing strategy that is passed in may read any setting.
-    if (createRouting === undefined)
-      for (const unused of unusedSettings(input, settings))
-        ambient.log.warn("setting-unused", { ...unused });
+    this.#warnsOfUnused = createRouting === undefined;
+    this.#warnOfUnused(input, settings);
     const legs = new Legs(fleet, settings);
     this.#legs = legs;
     if (settings.readback !== undefined) {
@@ -163,39 +162,29 @@ export class PrefillDecodeProxy implements Proxy {
       const objects = shared === undefined ? own : objectsByCalls((call) => shared.objects(call));
       this.#readback = new Readback(legs, settings.readback, objects);
     }
-    const strategy = createStrategy(settings, legs, this.#readback);
-    this.#strategy = strategy;
     const history = new RequestHistory(ambient.clock);
     this.#history = history;
     if (sidecar !== undefined) {
-      const { allow, prefillTls: tls, kv } = sidecar;
       const { discovery } = fleet;
       this.#named = new NamedPrefillers({
         pool: fleet.pools.prefill,
-        allow,
+        settings: sidecar,
         discovery,
-        tls,
-        kv,
         ...ambient,
       });
     }
+    this.#generation = new Generation(legs, { readback: this.#readback, named: this.#named });
     warnOfOpenDoors(settings, ambient.log);
     const tls = sidecar?.tls ?? false;
     this.#certificate =
       tls === false ? undefined : new Certificate(tls, { commonName: "kv-proxy", ...ambient });
     const limits = resolveLimits(settings);
-    const inFlight = new RequestsInFlight({
-      all: limits.requestsInFlight,
-      perClient: limits.requestsPerClient,
-    });
-    this.#generation = new GenerationRoute({
+    this.#limits = limits;
+    this.#lives = new RequestLives({
       ambient,
-      legs,
-      strategy,
       counts: this.#counts,
       history,
-      inFlight,
-      namedPrefillers: this.#named,
+      inFlight: new RequestsInFlight(limits),
       limits,
       settings,
     });
@@ -205,8 +194,9 @@ export class PrefillDecodeProxy implements Proxy {
       settings,
       limits,
       changeInstance: shared?.changeInstance ?? changeHere,
+      lives: this.#lives,
       generation: this.#generation,
-      decodeRoute: new DecodeRoute({ fleet, settings, inFlight }),
+      otherRoutes: new OtherRoutes(legs),
       certificate: this.#certificate,
       status: async () => {
         const status = (await shared?.status()) ?? this.status();
@@ -233,6 +223,29 @@ export class PrefillDecodeProxy implements Proxy {
     });
   }
 
+  reload(input: ProxySettingsInput): Reloaded {
+    const next = readSettings(input);
+    const reloaded = reloadedSettings(this.#settings, next, takesEffect);
+    this.#fleet.reload(next);
+
+    const { prefillers, decoders, routing } = next;
+    Object.assign(this.#settings, { prefillers, decoders, routing });
+    const limits: Record<string, unknown> = this.#settings.limits;
+    const given: Readonly<Record<string, unknown>> = next.limits;
+    // A limit that is no longer given has its default again.
+    for (const name of new Set([...Object.keys(limits), ...Object.keys(given)]))
+      if (takesEffect(`limits.${name}`)) limits[name] = given[name];
+    Object.assign(this.#limits, resolveLimits(this.#settings));
+    this.#warnOfUnused(input, next);
+    return reloaded;
+  }
+
+  #warnOfUnused(input: ProxySettingsInput, settings: ProxySettings): void {
+    if (!this.#warnsOfUnused) return;
+    for (const unused of unusedSettings(input, settings))
+      this.#fleet.ambient.log.warn("setting-unused", { ...unused });
+  }
+
   async listen({
     host = "127.0.0.1",
     port = 8000,
@@ -252,8 +265,7 @@ export class PrefillDecodeProxy implements Proxy {
     try {
       return { ...address, adminUrl: await this.#admin?.listen() };
     } catch (error) {
-      // Without its admin routes, the proxy would serve clients and could not be observed or
-      // changed.
+      // Without admin routes the proxy could not be observed or changed.
       await server.close();
       throw error;
     }
@@ -261,7 +273,7 @@ export class PrefillDecodeProxy implements Proxy {
 
   status(): ProxyStatus {
     return {
-      flow: this.#named === undefined ? this.#strategy.name : `sidecar, ${this.#strategy.name}`,
+      flow: this.#generation.flow,
       ...this.#fleet.status(),
       uptime_s: (this.#fleet.ambient.clock.now() - this.#startedAtMs) / 1000,
       requests: this.#counts.status(),
@@ -269,7 +281,7 @@ export class PrefillDecodeProxy implements Proxy {
     };
   }
 
-  /** The members that the status of vLLM's demo proxies has, by their names. */
+  /** The status members of vLLM's demo proxies. */
   #demoStatus({ prefillers, decoders }: ProxyStatus): object {
     const { mode, exposeInstances } = this.#settings;
     const nodes = (instances: readonly InstanceStatus[]) =>
@@ -291,7 +303,6 @@ export class PrefillDecodeProxy implements Proxy {
     };
   }
 
-  /** What the primary of several workers merges. */
   report(): WorkerReport {
     return {
       status: this.status(),
@@ -301,12 +312,10 @@ export class PrefillDecodeProxy implements Proxy {
     };
   }
 
-  /** The metrics, for the primary of several workers. */
   metricsAsJson(): Promise<MetricAsJson[]> {
     return this.#fleet.prometheus.json();
   }
 
-  /** As the function `changeInstance`. */
   changeInstance(change: InstanceChange, body: unknown): Promise<object> {
     const { health, model } = this.#settings;
     const { pools, get } = this.#fleet;
@@ -329,17 +338,17 @@ export class PrefillDecodeProxy implements Proxy {
   }
 
   #abortRequests(): void {
-    this.#generation.abortAll(closingError("the proxy is closing, and the grace period is over"));
-    // Clients that have not sent their whole request keep their connections; Node's own check for
-    // them ends when the server begins to close.
-    void this.#generation.idle().then(() => this.#server.http.endConnections());
+    this.#lives.abortAll(closingError("the proxy is closing, and the grace period is over"));
+    // Clients with unfinished requests keep their connections; Node stops checking them once the
+    // server closes.
+    void this.#lives.idle().then(() => this.#server.http.endConnections());
   }
 
   async #closeAll(): Promise<void> {
-    this.#generation.refuse(closingError("the proxy is closing"));
+    this.#lives.refuse(closingError("the proxy is closing"));
     this.#named?.close();
     this.#fleet.stop();
-    await this.#generation.idle();
+    await this.#lives.idle();
     await this.#legs.settled();
     await this.#readback?.close();
     await this.#server.http.close(Number.POSITIVE_INFINITY);
@@ -349,7 +358,14 @@ export class PrefillDecodeProxy implements Proxy {
   }
 }
 
-/** The status for clients: how many instances there are, and not where. */
+/** Limits that servers and watches are made with. */
+const LIMITS_AT_START = ["headersLengthBytes", "clientHeader", "abandonedPrefillMs"] as const;
+
+const takesEffect = (name: string): boolean =>
+  /^(prefillers|decoders|routing|limits)(\.|$)/.test(name) &&
+  !LIMITS_AT_START.some((limit) => name === `limits.${limit}`);
+
+/** Clients see how many instances there are, not where. */
 function withoutInstances({ prefillers, decoders, ...rest }: ProxyStatus): object {
   const counted = (instances: readonly InstanceStatus[]) => ({
     count: instances.length,
@@ -360,7 +376,7 @@ function withoutInstances({ prefillers, decoders, ...rest }: ProxyStatus): objec
 }
 
 /**
- * Requests name the prefill instances of a sidecar; each must be allowed.
+ * A sidecar must allow some of the prefill instances that requests name.
  * @throws `KV_CONFIG_INVALID` where none could be.
  */
 function requireSidecarAllows(

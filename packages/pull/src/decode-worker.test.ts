@@ -1,6 +1,7 @@
 import { KvError, type SideChannel, type Transfer, type TransferResult } from "@kv/interface";
 import { encodeLeaseReply, type LeaseReply } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
+import { leavesNothing } from "@kv/testing/nothing-left";
 import { listAgent, testContext, testRank, testRanks } from "@kv/testing/worker-context";
 import { describe, expect, it, test } from "vitest";
 import { DecodeWorker, leaseDeadlineMs } from "./decode-worker.js";
@@ -28,6 +29,7 @@ const order: ReceiveOrder = {
 function setUp({
   prepared = true,
   answer = async (): Promise<LeaseReply> => ({ held: true, incarnation: "i" }),
+  isPlain = false,
 } = {}) {
   const clock = manualClock();
   const notified: string[] = [];
@@ -44,7 +46,7 @@ function setUp({
       agent,
       clock,
       local: testRank(),
-      incarnation: "i",
+      incarnation: isPlain ? undefined : "i",
       extra: { engine_ttl: 1 },
       remote(tpRanks) {
         handshakes += 1;
@@ -73,6 +75,14 @@ function setUp({
     for (let i = 0; i < 200; i++) await Promise.resolve();
     return context.output.take();
   };
+  leavesNothing(
+    () => ({ ...worker.outstanding(), ...engines.outstanding(), timers: clock.pending() }),
+    async () => {
+      clock.advance(1_000_000);
+      await worker.close();
+      await engines.close();
+    },
+  );
   return { clock, step, notified, handshakes: () => handshakes };
 }
 
@@ -128,11 +138,43 @@ test("a failed lease query fails the request with lease_query_failed, not lease_
   );
 });
 
-test("a request whose blocks P no longer holds fails with lease_expired", async () => {
-  expect(await received({ answer: async () => ({ held: false, incarnation: "i" }) })).toMatchObject(
+test.each([
+  ["P no longer holds", { held: false, incarnation: "i" }],
+  ["another process of P holds under that name", { held: true, incarnation: "another" }],
+])("a request whose blocks %s fails with lease_expired", async (_, reply) => {
+  expect(await received({ answer: async () => reply })).toMatchObject(
     failure("KV_LEASE_EXPIRED", "lease_expired"),
   );
 });
+
+test("two uses of one id, which their capabilities distinguish, hold P open one by one", async () => {
+  const { clock, step, notified, handshakes } = setUp();
+  const uses = ["first", "second"].map((capability, at) => ({
+    ...remote,
+    lease: { incarnation: "i", generation: at, capability },
+  }));
+  await step({
+    receives: uses.map((use, at) => ({ ...order, requestId: `r${at}`, remote: use })),
+  });
+  for (const [at, use] of uses.entries()) {
+    clock.advance(2000);
+    await step({ releases: [use] });
+    expect([notified.length, handshakes()]).toEqual([at + 1, 1]);
+  }
+});
+
+test.each([
+  ["a second", 1_001_000, []],
+  ["longer than a lease", 1_040_000, ["KV_LEASE_EXPIRED"]],
+])(
+  "a plain P's lease began when the scheduler saw the request, %s ago by the scheduler's own clock",
+  async (_, schedulerClockMs, codes) => {
+    const { step } = setUp({ isPlain: true });
+    const receives = [{ ...order, seenAtMs: 1_000_000 }];
+    const { failedReceiving } = await step({ receives, schedulerClockMs });
+    expect(failedReceiving.map(({ code }) => code)).toEqual(codes);
+  },
+);
 
 describe("leaseDeadlineMs", () => {
   const settings = { leaseMs: 30_000, extensionMs: 20_000, leaseMarginMs: 5000 };

@@ -1,10 +1,12 @@
 import {
   HeartbeatSender,
   idleWithinGrace,
+  isRefused,
   type PendingReceive,
   PendingReceives,
   planPrefillEngine,
   ReceiveError,
+  type RefusedEngine,
   type RemoteEngine,
   RemoteEngines,
   type RemoteRequest,
@@ -18,10 +20,8 @@ import {
 import { KvError } from "@kv/interface";
 import { planRequest, type RequestPlan } from "@kv/plan";
 import { encodeNotification, encodeRequestControl, REQUEST_CONTROL } from "@kv/protocol";
-import { blocksNotHeld, leaseEnded, promptMismatch } from "./receive-errors.js";
 import type { PullStepMetadata, ReceiveOrder } from "./step-metadata.js";
 
-/** Blocks at a P, and the engine that they are read from. */
 interface Held {
   readonly remote: RemoteRequest;
   readonly engine: RemoteEngine;
@@ -29,21 +29,16 @@ interface Held {
 }
 
 /**
- * D's half of a worker. Every order of the scheduler becomes a separate receive, which waits for
- * the handshake with its P without delaying the step: plan, READs, a query whether P held the
- * blocks until the end and computed the same prompt, and the receive pass. Its outcome is in the
- * worker's output at its deadline at the latest. P is notified later, when the scheduler says that
- * no request here reads its blocks: while a READ runs, another request may begin to read them, so
- * the notification never rides on one.
+ * D's half of a worker. Without delaying the step, D waits for P's handshake, plans, READs, asks P
+ * whether it held the blocks and has the same prompt, and runs the receive pass. The scheduler
+ * orders P's notification later, as another request may begin to read the blocks meanwhile.
  */
 export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
   readonly engines: RemoteEngines;
   readonly #context: WorkerContext;
   readonly #heartbeats: HeartbeatSender;
   readonly #receives: PendingReceives<ReceiveOrder>;
-  /** The engines that blocks were read from. They stay open until the blocks are released. */
   readonly #held = new Map<string, Held>();
-  readonly #unreachable = new Set<string>();
   readonly #running = new TaskTracker();
   readonly #sending = new TaskTracker();
 
@@ -70,41 +65,28 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
     );
   }
 
-  /** Starts and aborts receives, releases blocks, and extends leases, as the scheduler orders. */
   step({ receives, releases, aborts, heartbeats, schedulerClockMs }: PullStepMetadata): void {
     const nowMs = this.#context.clock.now();
     for (const order of receives) {
-      // The scheduler's clock may have another origin than this worker's.
+      // The scheduler's clock may have another origin.
       const seenAtMs = nowMs - (schedulerClockMs - order.seenAtMs);
       this.#receives.start({ ...order, seenAtMs });
     }
     for (const remote of releases) this.#release(remote);
-    for (const requestId of aborts) {
-      this.#receives.abort(
-        requestId,
-        new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted`),
-      );
-    }
+    for (const requestId of aborts) this.#receives.abort(requestId);
     this.#heartbeats.change(heartbeats);
   }
 
-  /** Numbers of receives, of notifications that are being sent, and of leases that are extended. */
-  outstanding(): {
-    readonly receives: number;
-    readonly notifications: number;
-    readonly heartbeats: number;
-  } {
+  outstanding(): Record<"receives" | "unreleased" | "notifications" | "heartbeats", number> {
     return {
       receives: this.#receives.size,
+      unreleased: this.#held.size,
       notifications: this.#sending.size + this.#context.notifications.size,
       heartbeats: this.#heartbeats.size,
     };
   }
 
-  /**
-   * Fails every receive, and waits until no transfer can touch memory any more; at most
-   * `CLOSE_GRACE_MS`.
-   */
+  /** Fails every receive; waits up to `CLOSE_GRACE_MS` until no transfer touches memory. */
   async close(reason = new KvError("KV_AGENT_CLOSED", "the worker was closed")): Promise<void> {
     const { clock, log, notifications } = this.#context;
     this.#heartbeats.close();
@@ -119,7 +101,7 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
   }
 
   /**
-   * Receives a request. Settles when no transfer of it can touch memory any more.
+   * Settles when no transfer touches the request's memory.
    * @throws `ReceiveError`.
    */
   async #receive(receive: PendingReceive<ReceiveOrder>): Promise<void> {
@@ -138,10 +120,7 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
     await receive.pass(engine, plan);
   }
 
-  /**
-   * Posts a READ per source, waits until all have ended and released memory, and throws the first
-   * failure.
-   */
+  /** Throws the first failure after all READs, one per source. */
   async #read(
     engine: RemoteEngine,
     plan: RequestPlan,
@@ -187,8 +166,7 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
   }
 
   /**
-   * Checks that P held the blocks until the READs had ended. Returns whether P has compared the
-   * prompts: one of an earlier version does not.
+   * Checks that P held the blocks until the READs ended. True if P has compared the prompts.
    * @throws `ReceiveError`.
    */
   async #requireLease(
@@ -201,8 +179,8 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
       this.#context.log.warn("lease_query_failed", { requestId, engineId, error: String(error) });
       throw receive.error(error, "lease_query_failed", "KV_SIDE_CHANNEL_UNREACHABLE");
     });
-    if (reply.prompt === "differs")
-      throw new ReceiveError(promptMismatch(order), "prompt_mismatch");
+    if (reply.prompt === "differs" || reply.prompt === "unknown")
+      throw new ReceiveError(promptMismatch(order, reply.prompt), "prompt_mismatch");
     if (reply.held && reply.incarnation === engine.incarnation) return reply.prompt === "same";
     const error = blocksNotHeld(order.remote, engine.incarnation, reply.incarnation);
     throw receive.error(error, "lease_expired");
@@ -218,15 +196,7 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
     return new ReceiveError(leaseEnded(order.remote, lateMs), "lease_expired");
   }
 
-  #ended(
-    { order, signal, isAborted }: PendingReceive<ReceiveOrder>,
-    error: ReceiveError | undefined,
-  ): void {
-    // P refuses handshakes or does not answer: it is not asked once more, only to be notified. Its
-    // blocks are free at the end of their lease.
-    const key = keyOf(order.remote);
-    if (error?.failureType === "handshake_failed" && !signal.aborted && !this.#held.has(key))
-      this.#unreachable.add(key);
+  #ended({ isAborted }: PendingReceive<ReceiveOrder>, error: ReceiveError | undefined): void {
     if (!isAborted && error?.failureType === "lease_expired") this.#context.metrics.leaseExpired();
   }
 
@@ -234,16 +204,11 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
     const key = keyOf(held.remote);
     this.#held.get(key)?.release();
     this.#held.set(key, held);
-    this.#unreachable.delete(key);
   }
 
-  /**
-   * Notifies P's ranks in the background that nobody here reads the blocks. A P that was not read
-   * from is shaken hands with first.
-   */
+  /** Tells P's ranks that nobody here reads the blocks; first shakes hands with an unread P. */
   #release(remote: RemoteRequest): void {
     const key = keyOf(remote);
-    if (this.#unreachable.delete(key)) return;
     const held = this.#held.get(key);
     if (held !== undefined) {
       this.#held.delete(key);
@@ -266,10 +231,9 @@ export class DecodeWorker implements WorkerHalf<PullStepMetadata> {
 
   #releaseAll(): void {
     for (const { remote } of [...this.#held.values()]) this.#release(remote);
-    this.#unreachable.clear();
   }
 
-  #notifyDone(engine: RemoteEngine, remote: RemoteRequest): void {
+  #notifyDone(engine: RemoteEngine | RefusedEngine, remote: RemoteRequest): void {
     const { log, metrics, notifications, tracer } = this.#context;
     const payload = doneNotification(engine, remote);
     for (const [remoteRank, agent] of engine.agents) {
@@ -307,12 +271,9 @@ function planReceive(engine: RemoteEngine, receive: PendingReceive<ReceiveOrder>
 }
 
 /**
- * Returns until when a P that answers no lease queries is assumed to hold a request's blocks, in ms
- * on the local clock. A one-sided READ succeeds even when another request owns the blocks
- * meanwhile, so a READ that ends later is not used. A P of `@kv` is queried after the READ instead
- * (`queryLease`). Only a query detects blocks that were freed early because a retry gave the same
- * parameters to another reader. `heartbeatsAtMs`: when the transport got heartbeats that name the
- * request, ascending.
+ * How long a P that answers no lease queries surely holds a request's blocks, in ms on the local
+ * clock. A READ that ends later may have read another request's blocks. `heartbeatsAtMs`: when the
+ * transport took heartbeats for the request, ascending.
  */
 export function leaseDeadlineMs(
   {
@@ -327,28 +288,26 @@ export function leaseDeadlineMs(
   heartbeatsAtMs: readonly number[],
 ): number {
   const { extensionMs, leaseMarginMs, leaseMs } = settings;
-  // A vLLM 0.33 P announces no expiry. Its lease counts from the end of the prefill, just before D
-  // saw the request. It is assumed to be as long as D's.
+  // A vLLM 0.33 P announces no expiry. Its lease begins after the prefill, just before D saw the
+  // request, and is assumed to be as long as D's.
   const grantedMs =
     expirySeconds === undefined ? seenAtMs + leaseMs : clock.earliestLocalMs(expirySeconds);
   let deadlineMs = grantedMs - leaseMarginMs;
   for (const atMs of heartbeatsAtMs) {
-    // A heartbeat after the deadline may have found no lease to extend.
+    // A heartbeat after the deadline may find no lease.
     if (atMs > deadlineMs) break;
     deadlineMs = Math.max(deadlineMs, atMs + extensionMs - leaseMarginMs);
   }
   return deadlineMs;
 }
 
-/**
- * `"{id}:{n}"`, or the same with the request's capability: n is the number of D's ranks that P's
- * rank waits for.
- */
+/** n: how many of D's ranks P's rank waits for. */
 function doneNotification(
-  { plan, features }: RemoteEngine,
+  engine: RemoteEngine | RefusedEngine,
   { requestId, lease }: RemoteRequest,
 ): Uint8Array {
-  const readers = plan.localConsumers;
+  const { features } = engine;
+  const readers = isRefused(engine) ? engine.notifiers : engine.plan.localConsumers;
   const { capability } = lease ?? {};
   return capability !== undefined && features.has(REQUEST_CONTROL)
     ? encodeRequestControl({ kind: "done", requestId, readers, capability })
@@ -357,4 +316,50 @@ function doneNotification(
 
 function keyOf({ engineId, requestId, lease }: RemoteRequest): string {
   return JSON.stringify([engineId, requestId, lease?.capability]);
+}
+
+function promptMismatch(
+  { requestId, remote }: ReceiveOrder,
+  reply: "differs" | "unknown",
+): KvError {
+  const { engineId, requestId: remoteRequestId, prompt } = remote;
+  const what =
+    prompt === undefined || reply === "unknown"
+      ? `${reply === "unknown" ? `engine ${engineId}` : "the engine of this request"} handed its connector no token ids to compare`
+      : `its first ${prompt.numTokens} tokens, or what else decides its KV, differ`;
+  return new KvError(
+    "KV_PROMPT_MISMATCH",
+    `request ${requestId} is not the prompt whose KV engine ${engineId} keeps for request ${remoteRequestId}: ${what}; the bytes that were read are not used`,
+    {
+      hint: "send a decode worker the prompt of the prefill request, and a prefill worker a prompt that goes on from the decode worker's tokens, with the same model, LoRA adapter, cache salt and images",
+      details: { engineId, requestId: remoteRequestId, numTokens: prompt?.numTokens },
+    },
+  );
+}
+
+/** P does not hold the blocks, or another process (`answeredBy`) answered. */
+function blocksNotHeld(
+  { engineId, requestId }: RemoteRequest,
+  incarnation: string | undefined,
+  answeredBy: string,
+): KvError {
+  return new KvError(
+    "KV_LEASE_EXPIRED",
+    `engine ${engineId} did not keep the blocks of request ${requestId} until they were read: the bytes that were read are not used`,
+    {
+      hint: "the lease ended, another reader was done with the request, or the worker was restarted; send the prompt to it again",
+      details: { engineId, requestId, incarnation, answeredBy },
+    },
+  );
+}
+
+function leaseEnded({ engineId, requestId }: RemoteRequest, lateMs: number): KvError {
+  return new KvError(
+    "KV_LEASE_EXPIRED",
+    `engine ${engineId} was guaranteed to hold the blocks of request ${requestId} only until ${Math.ceil(lateMs)} ms ago: its READ is not used`,
+    {
+      hint: "raise kv_lease_duration on both sides, or give decode workers more blocks",
+      details: { lateMs },
+    },
+  );
 }

@@ -1,6 +1,7 @@
 import { METRICS, memoryMetrics, readTransferConfig } from "@kv/connector";
-import { silentLog } from "@kv/interface";
+import { type LogFields, silentLog } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
+import { leavesNothing } from "@kv/testing/nothing-left";
 import { describe, expect, it } from "vitest";
 import { connectorSettings } from "../../connector/src/config/connector-settings.js";
 import { TransferMetrics } from "../../connector/src/peers/transfers.js";
@@ -16,7 +17,9 @@ function setUp() {
   const output = new WorkerOutputQueue({ cachesUnverifiedKv: false });
   const counters = memoryMetrics();
   const metrics = new TransferMetrics(counters);
-  const worker = new PrefillWorker({ clock, log: silentLog, metrics, output, settings });
+  const warned: [event: string, fields?: LogFields][] = [];
+  const log = { ...silentLog, warn: (...entry: [string, LogFields?]) => void warned.push(entry) };
+  const worker = new PrefillWorker({ clock, log, metrics, output, settings });
   const none = { schedulerClockMs: 9_000_000, inBatch: [], notSent: [], leases: [] };
   const named = (requestId: string) => ({
     requestId,
@@ -24,10 +27,15 @@ function setUp() {
     generation: 1,
     blockIds: [[1]],
   });
+  leavesNothing(
+    () => ({ ...worker.outstanding(), timers: clock.pending() }),
+    () => clock.advance(1_000_000),
+  );
   return {
     clock,
     output,
     counters,
+    warned,
     worker,
     admit: (requestId: string) => worker.step({ ...none, inBatch: [named(requestId)] }),
     // The scheduler's clock has another origin than the worker's.
@@ -63,27 +71,36 @@ describe("prefill worker", () => {
     expect(rest()).toBe(true);
   });
 
-  it("reports a request with the step that grants its lease if the reader completed before", () => {
-    const { admit, lease, worker, sent, rest } = setUp();
+  it("waits for the largest number of readers that one of them has said, and warns", () => {
+    const { admit, lease, worker, sent, warned } = setUp();
     admit("r");
-    worker.done("wire-r", 1, "d0");
-    expect(sent()).toEqual([]);
     lease("r");
+    for (const [reader, readers] of [
+      ["d0", 2],
+      ["d1", 3],
+    ] as const)
+      worker.done("wire-r", readers, reader);
+    expect(sent()).toEqual([]);
+    worker.done("wire-r", 1, "d2");
     expect(sent()).toEqual(["r"]);
-    expect(rest()).toBe(true);
+    const disagreed = warned.filter(([event]) => event === "completion-consumers-disagree");
+    expect(disagreed).toHaveLength(2);
   });
 
   it("ignores a completion for a running request that is later not sent", () => {
     const { admit, notSent, worker, sent, rest } = setUp();
     admit("r");
     worker.done("wire-r", 1, "stranger");
+    admit("s");
+    worker.done("wire-s", 2, "one of two");
+    notSent("s");
     notSent("r");
     expect(sent()).toEqual([]);
     expect(rest()).toBe(true);
   });
 
   it("reports a request as sent when its lease expires, by the time left on the scheduler's clock", () => {
-    const { admit, lease, clock, worker, sent, counters, rest } = setUp();
+    const { admit, lease, clock, worker, sent, counters, warned, rest } = setUp();
     admit("r");
     lease("r", 30_000);
     worker.done("wire-r", 2, "d0");
@@ -91,6 +108,7 @@ describe("prefill worker", () => {
     expect(sent()).toEqual([]);
     clock.advance(1);
     expect(sent()).toEqual(["r"]);
+    expect(warned).toContainEqual(["lease-expired", { requestId: "r", readers: 1 }]);
     expect(counters.total(METRICS.expiredRequests)).toBe(1);
     expect(counters.total(METRICS.notificationsAfterExpiry)).toBe(0);
     expect(rest()).toBe(true);
@@ -98,18 +116,5 @@ describe("prefill worker", () => {
     expect(counters.total(METRICS.expiredRequests)).toBe(1);
     expect(counters.total(METRICS.notificationsAfterExpiry)).toBe(1);
     expect(sent()).toEqual([]);
-  });
-
-  it("keeps a request while heartbeats arrive", () => {
-    const { admit, lease, clock, worker, sent } = setUp();
-    admit("r");
-    lease("r", 30_000);
-    for (let i = 0; i < 10; i++) {
-      clock.advance(15_000);
-      worker.heartbeat([{ requestId: "wire-r" }, { requestId: "nobody" }], "d");
-    }
-    expect(sent()).toEqual([]);
-    clock.advance(20_000);
-    expect(sent()).toEqual(["r"]);
   });
 });

@@ -9,18 +9,12 @@ import type { KvError, Log } from "@kv/interface";
 import { decodeRequestControl, type KvNotification, type RequestProof } from "@kv/protocol";
 import type { PullStepMetadata } from "./step-metadata.js";
 
-/** A request that runs or has finished on this engine. */
 interface SendableState extends SendableRequest {
-  /** Whether a reader has proved that it holds the request's parameters. */
+  /** A reader has proved that it holds the request's parameters. */
   isProven: boolean;
-  /**
-   * True when all readers completed before the step that reports the request as finished. Only that
-   * step confirms the end.
-   */
   isReadEarly: boolean;
 }
 
-/** The part of a step that concerns P. */
 export type PrefillOrders = Pick<
   PullStepMetadata,
   "schedulerClockMs" | "inBatch" | "notSent" | "leases" | "lost"
@@ -31,18 +25,16 @@ type PrefillContext = Pick<
   "clock" | "log" | "metrics" | "output" | "settings" | "tracer"
 >;
 
-/** A request as a heartbeat names it. */
 export type HeartbeatRequest = Pick<RequestProof, "requestId"> & Partial<RequestProof>;
 
 /**
- * P's half of a worker. It counts the readers of each finished request, extends leases by
- * heartbeats, and reports a request as sent when all readers are done with this rank's part, or
- * when its lease has ended.
+ * P's half of a worker. Counts each finished request's readers and extends leases. Reports a
+ * request as sent when all readers are done or the lease has ended.
  */
 export class PrefillWorker implements WorkerHalf<PrefillOrders> {
   readonly #context: PrefillContext;
-  // Requests are added by the step that runs them, not by the step that finishes them: their
-  // parameters reach a D without a step, and the D may complete first.
+  // Requests enter with the step that runs them: a D gets their parameters without a step and may
+  // complete first.
   readonly #byWireId = new Map<string, SendableState>();
   readonly #byRequestId = new Map<string, SendableState>();
   readonly #guard: MessageGuard;
@@ -62,7 +54,6 @@ export class PrefillWorker implements WorkerHalf<PrefillOrders> {
     });
   }
 
-  /** Takes the requests that run, that ended with nothing to send, and that finished. */
   step({ schedulerClockMs, inBatch, notSent, leases, lost = [] }: PrefillOrders): void {
     for (const order of inBatch) {
       const { isReadEarly = false, isProven = false } = this.#byWireId.get(order.wireId) ?? {};
@@ -85,7 +76,6 @@ export class PrefillWorker implements WorkerHalf<PrefillOrders> {
     for (const requestId of lost) this.#context.output.sent(requestId);
   }
 
-  /** Takes a completion or a heartbeat, in vLLM's form or with the requests' capabilities. */
   notified(notification: KvNotification, from: string): boolean {
     switch (notification.kind) {
       case "done":
@@ -110,8 +100,7 @@ export class PrefillWorker implements WorkerHalf<PrefillOrders> {
   }
 
   /**
-   * Takes a completion of a reader, identified by its agent's name. `readers` is the number of
-   * readers that this rank waits for; `capability` is undefined in vLLM's form.
+   * `reader`: an agent. `readers`: how many this rank waits for. `capability`: undefined for vLLM.
    */
   done(wireId: string, readers: number, reader: string, capability?: string): void {
     const { log, metrics } = this.#context;
@@ -122,12 +111,11 @@ export class PrefillWorker implements WorkerHalf<PrefillOrders> {
       return;
     }
     if (!this.#guard.mayAct(state, capability, reader) || state.isReadEarly) return;
-    if (this.#completions.add(wireId, reader, readers) !== "complete") return;
+    if (!this.#completions.add(wireId, reader, readers)) return;
     if (this.#leases.release(wireId)) this.#sent(state);
     else state.isReadEarly = true;
   }
 
-  /** Extends the leases of the requests that a heartbeat names, where its sender may. */
   heartbeat(requests: readonly HeartbeatRequest[], from: string): void {
     const mayExtend = requests.filter(({ requestId, capability }) => {
       const state = this.#byWireId.get(requestId);
@@ -136,16 +124,15 @@ export class PrefillWorker implements WorkerHalf<PrefillOrders> {
     this.#leases.extend(mayExtend.map(({ requestId }) => requestId));
   }
 
-  /** Numbers of leases, of requests with some readers done, and of known requests. */
-  outstanding(): { readonly leases: number; readonly completions: number; readonly batch: number } {
+  outstanding(): Record<"leases" | "completions" | "batch", number> {
     return {
       leases: this.#leases.size,
       completions: this.#completions.size,
-      batch: this.#byWireId.size,
+      batch: Math.max(this.#byWireId.size, this.#byRequestId.size),
     };
   }
 
-  /** Forgets all requests. With a reason, those that wait for readers are reported as sent. */
+  /** Forgets all requests. With a reason, reports waiting ones as sent. */
   closeLast(reason?: KvError): void {
     const waiting = [...this.#byWireId.values()].filter(({ wireId }) => this.#leases.has(wireId));
     if (reason !== undefined)
@@ -181,12 +168,10 @@ interface Readers {
 }
 
 /**
- * Counts the readers of each finished request. Every reader of one rank of P sends `"{id}:{n}"`
- * once, where n is the number of readers that this rank has. The rank is done with the request
- * after n readers. A reader is an agent: a duplicate notification, or an abort after a completed
- * transfer, counts once.
+ * Each of n readers sends `"{id}:{n}"`. An agent counts once, so duplicates and aborts after a
+ * completed transfer do no harm.
  */
-export class CompletionCounter {
+class CompletionCounter {
   readonly #log: Log;
   readonly #entries = new Map<string, Readers>();
 
@@ -194,19 +179,18 @@ export class CompletionCounter {
     this.#log = log;
   }
 
-  /** Counts a reader. Returns "complete" exactly once per request, and then forgets the request. */
-  add(requestId: string, reader: string, expected: number): "complete" | "waiting" | "duplicate" {
+  /** True once per request, when it is complete; then forgets it. */
+  add(requestId: string, reader: string, expected: number): boolean {
     let entry = this.#entries.get(requestId);
     if (entry === undefined) {
       entry = { readers: new Set(), expected };
       this.#entries.set(requestId, entry);
     }
-    if (entry.readers.has(reader)) return "duplicate";
+    if (entry.readers.has(reader)) return false;
     entry.readers.add(reader);
     if (entry.expected !== expected) {
-      // The number depends on the sizes of both engines, so the readers of one engine agree. Here
-      // two engines got the same request. The greater number frees the blocks later, at the end of
-      // the lease at the latest.
+      // Two engines got one request. The greater number frees the blocks later, at the lease's end
+      // at the latest.
       this.#log.warn("completion-consumers-disagree", {
         requestId,
         reader,
@@ -215,9 +199,7 @@ export class CompletionCounter {
       });
       entry.expected = Math.max(entry.expected, expected);
     }
-    if (entry.readers.size < entry.expected) return "waiting";
-    this.#entries.delete(requestId);
-    return "complete";
+    return entry.readers.size >= entry.expected && this.#entries.delete(requestId);
   }
 
   forget(requestId: string): number {

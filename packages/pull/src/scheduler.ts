@@ -13,21 +13,15 @@ import {
   type SchedulerOptions,
 } from "@kv/interface";
 import { joinsGroups } from "@kv/plan";
-import {
-  PULL,
-  type PullStepMetadata,
-  type ReceiveOrder,
-  type RemoteBlocks,
-} from "./step-metadata.js";
+import { PULL, type ReceiveOrder, type RemoteBlocks } from "./step-metadata.js";
 
 /** The scheduler side of pull. */
 export type PullScheduler = ConnectorScheduler<PullSource>;
 
-/** A request's KV at P. */
 interface PullSource {
   readonly remote: RemoteRequest;
   readonly numTokens: number | undefined;
-  readonly blocks: Pick<RemoteBlocks, "blockIds" | "expirySeconds">;
+  readonly blocks: Pick<RemoteBlocks, "blockIds">;
 }
 
 /**
@@ -42,15 +36,18 @@ export function createPullScheduler(options: SchedulerOptions): PullScheduler {
   });
 }
 
-type DecodeStep = Pick<PullStepMetadata, "receives" | "releases" | "aborts">;
+const noOrders = () => ({
+  receives: [] as ReceiveOrder[],
+  releases: [] as RemoteRequest[],
+  aborts: [] as string[],
+});
 
-/** D's orders: the requests that the workers read, and the blocks that they tell P's to free. */
+type DecodeStep = ReturnType<typeof noOrders>;
+
 class PullDecodeOrders implements DecodeOrders<PullSource, DecodeStep> {
   readonly maxReaders = Number.POSITIVE_INFINITY;
   readonly #cache: KvCacheConfig;
-  #receives: ReceiveOrder[] = [];
-  #releases: RemoteRequest[] = [];
-  #aborts: string[] = [];
+  #step = noOrders();
 
   constructor(cache: KvCacheConfig) {
     this.#cache = cache;
@@ -66,37 +63,36 @@ class PullDecodeOrders implements DecodeOrders<PullSource, DecodeStep> {
     { numTokens, prompt, ...order }: FetchOrder,
   ): void {
     const remoteBlocks = { ...remote, ...blocks, numTokens, prompt };
-    this.#receives.push({ requestId, remote: remoteBlocks, ...order });
+    this.#step.receives.push({ requestId, remote: remoteBlocks, ...order });
   }
 
   cancelFetch(requestId: string): boolean {
-    const index = this.#receives.findIndex((order) => order.requestId === requestId);
-    if (index >= 0) this.#receives.splice(index, 1);
+    const { receives } = this.#step;
+    const index = receives.findIndex((order) => order.requestId === requestId);
+    if (index >= 0) receives.splice(index, 1);
     return index >= 0;
   }
 
   abort(requestId: string): void {
-    this.#aborts.push(requestId);
+    this.#step.aborts.push(requestId);
   }
 
   release(_request: ConnectorRequest, remote: RemoteRequest): void {
-    this.#releases.push(remote);
+    this.#step.releases.push(remote);
   }
 
   fetched(remote: RemoteRequest): void {
-    this.#releases.push(remote);
+    this.#step.releases.push(remote);
   }
 
   takeStep(): DecodeStep {
-    const step = { receives: this.#receives, releases: this.#releases, aborts: this.#aborts };
-    this.#receives = [];
-    this.#releases = [];
-    this.#aborts = [];
+    const step = this.#step;
+    this.#step = noOrders();
     return step;
   }
 
   get hasOrders(): boolean {
-    return this.#receives.length + this.#releases.length + this.#aborts.length > 0;
+    return Object.values(this.#step).some(({ length }) => length > 0);
   }
 
   close(): void {
@@ -104,17 +100,14 @@ class PullDecodeOrders implements DecodeOrders<PullSource, DecodeStep> {
   }
 }
 
-/**
- * The blocks that hold a request's KV at P.
- * @throws `KV_REQUEST_INVALID`, naming the key and its value.
- */
+/** @throws `KV_REQUEST_INVALID`, naming the key and its value. */
 function readSource(
   params: KvTransferParams,
   config: KvCacheConfig,
   numPromptTokens: number,
 ): PullSource {
   const { remote, parsed } = readRemoteRequest(params, "pull", numPromptTokens);
-  // How P groups the layers of an MLA model is known only after the handshake.
+  // Only the handshake shows how P groups MLA layers.
   const groups = parsed.remoteBlockIds.length;
   const mayDiffer = groups > 0 && joinsGroups(config.groups.map(({ kind }) => kind));
   if (groups !== config.groups.length && !mayDiffer) {
@@ -127,9 +120,6 @@ function readSource(
   return {
     remote,
     numTokens: parsed.remoteNumTokens,
-    blocks: {
-      blockIds: parsed.remoteBlockIds,
-      expirySeconds: parsed.remoteBlocksExpiryTime,
-    },
+    blocks: { blockIds: parsed.remoteBlockIds },
   };
 }

@@ -108,8 +108,8 @@ async function requests(
   const found: { ours: HandedOver; theirs: HandedOver["pairs"] }[] = [];
   for (const [n, blocks] of sizes.entries()) {
     const asked = prompt(n, blocks * BLOCK_TOKENS - (n % 3));
-    const params = await play.clock.settle(p.prefill(asked));
-    expect(await play.outcome(d.decode({ ...asked, params }))).toBe("ok");
+    const params = await play.prefilled(p, 1, asked);
+    expect(await play.decoded(d, params, 1, asked)).toBe("ok");
     // D notifies P with its next step, and P frees the blocks.
     await play.clock.advance(100);
     const ids = (params.remote_block_ids as number[][])[0] ?? [];
@@ -120,7 +120,6 @@ async function requests(
       found.push({ ours, theirs: asVllm(ours, ids) });
     }
   }
-  await play.end();
   return found;
 }
 

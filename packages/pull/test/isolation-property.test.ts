@@ -1,44 +1,17 @@
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
-import { playScene, sceneArbitrary } from "@kv/testing/isolation/isolation-scene";
-import { isLongRun } from "@kv/testing/long-run";
-import fc from "fast-check";
-import { afterAll, describe, expect, it } from "vitest";
+import { describeIsolation } from "@kv/testing/isolation/isolation-suite";
 
-const folder = mkdtempSync(join(tmpdir(), "kv-isolation-"));
-afterAll(() => rmSync(folder, { recursive: true }));
-const keyFile = join(folder, "key");
-writeFileSync(keyFile, "the key of the honest engines");
+const WRONG_BYTES = /request (x|cmpl-own)\d+\S* has wrong bytes/;
 
-// `npm run test:long -- --only isolation-property` plays 10,000 scenes.
-describe("no client and no stranger changes, frees or delays the request of another user", () => {
-  it.each([
-    ["without a key", {}],
-    ["with a required key", { keyFile }],
-  ])("%s", { timeout: 3_600_000 }, async (_, options) => {
-    await fc.assert(
-      fc.asyncProperty(sceneArbitrary(), async (scene) => {
-        expect(await playScene(scene, options)).toEqual([]);
-      }),
-      { numRuns: isLongRun ? 50 : 20 },
-    );
-  });
-});
-
-describe("the scenes find what gets through", () => {
-  it.each(["process", "blocks", "capability", "prompt"] as const)(
-    "without the check of the %s",
-    async (takenOut) => {
-      const scenes = fc.sample(sceneArbitrary(), { numRuns: 60, seed: 7 });
-      const violation =
-        takenOut === "capability"
-          ? /user \d+ ended with KV_LEASE_EXPIRED/
-          : /request (x|cmpl-own)\d+\S* has wrong bytes/;
-      for (const scene of scenes) {
-        if (violation.test((await playScene(scene, { takenOut })).join("\n"))) return;
-      }
-      expect.fail(`no scene shows ${violation}`);
-    },
-  );
-});
+describeIsolation(
+  {},
+  {},
+  {
+    scenes: 60,
+    checks: [
+      ["process", WRONG_BYTES],
+      ["blocks", WRONG_BYTES],
+      ["capability", /user \d+ ended with KV_LEASE_EXPIRED/],
+      ["prompt", WRONG_BYTES],
+    ],
+  },
+);

@@ -11,40 +11,35 @@ const leaseOf = ({ kv_peer }: KvTransferParams) =>
 
 describe("a client that writes kv_transfer_params itself", () => {
   it("is refused alone when another process than the one that it names has the address", async () => {
-    const play = createScenario();
-    const p = await play.engine("p");
-    const d = await play.engine("d");
+    await using play = createScenario();
+    const { p, d } = await play.pair();
     const rogue = await play.engine("rogue", { engineId: "p", plain: true });
-    await play.clock.settle(rogue.prefill(prompt(8)));
-    const params = await play.clock.settle(p.prefill(prompt(1)));
+    await play.prefilled(rogue, 8);
+    const params = await play.prefilled(p);
     const victim = { remote_host: "rogue", remote_port: rogue.address.port };
     const forged = { ...params, ...victim, remote_registration_generation: 99 };
     const outcome = await play.outcome(d.decode({ ...prompt(1), requestId: "x", params: forged }));
     expect(outcome).toBe("KV_GENERATION_STALE");
-    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("ok");
+    expect(await play.decoded(d, params)).toBe("ok");
     for (const n of [2, 3]) expect(await play.handedOver(p, d, n)).toBe("ok");
-    await play.end();
   });
 
   it("does not replace the open engine by naming a later registration of its cache", async () => {
-    const play = createScenario();
-    const p = await play.engine("p");
-    const d = await play.engine("d");
+    await using play = createScenario();
+    const { p, d } = await play.pair();
     expect(await play.handedOver(p, d)).toBe("ok");
-    const params = await play.clock.settle(p.prefill(prompt(2)));
+    const params = await play.prefilled(p, 2);
     const forged = { ...params, remote_registration_generation: 2 ** 50 };
     const outcome = await play.outcome(d.decode({ ...prompt(2), requestId: "x", params: forged }));
     expect(outcome).toBe("KV_GENERATION_STALE");
     expect(play.logged("d", "peer-dropped")).toEqual([]);
-    expect(await play.outcome(d.decode({ ...prompt(2), params }))).toBe("ok");
-    await play.end();
+    expect(await play.decoded(d, params, 2)).toBe("ok");
   });
 
   it("does not put the real address into back-off with wrong sizes, ids or ports", async () => {
-    const play = createScenario();
-    const p = await play.engine("p");
-    const d = await play.engine("d");
-    const params = await play.clock.settle(p.prefill(prompt(1)));
+    await using play = createScenario();
+    const { p, d } = await play.pair();
+    const params = await play.prefilled(p);
     const wrong = [
       { tp_size: 2 },
       { remote_engine_id: "q" },
@@ -59,17 +54,15 @@ describe("a client that writes kv_transfer_params itself", () => {
         "ok",
       );
     }
-    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("ok");
-    await play.end();
+    expect(await play.decoded(d, params)).toBe("ok");
   });
 
   it("gets no other request's blocks under its own lease, held or freed", async () => {
-    const play = createScenario();
-    const p = await play.engine("p");
-    const d = await play.engine("d");
-    const victim = await play.clock.settle(p.prefill(prompt(1)));
-    const freed = await play.clock.settle(p.prefill(prompt(2)));
-    expect(await play.outcome(d.decode({ ...prompt(2), params: freed }))).toBe("ok");
+    await using play = createScenario();
+    const { p, d } = await play.pair();
+    const victim = await play.prefilled(p);
+    const freed = await play.prefilled(p, 2);
+    expect(await play.decoded(d, freed, 2)).toBe("ok");
     for (const [index, { remote_block_ids }] of [victim, freed].entries()) {
       const own = await play.clock.settle(p.prefill(prompt(10 + index)));
       const params = { ...own, remote_block_ids };
@@ -77,15 +70,13 @@ describe("a client that writes kv_transfer_params itself", () => {
         "KV_LEASE_EXPIRED",
       );
     }
-    expect(await play.outcome(d.decode({ ...prompt(1), params: victim }))).toBe("ok");
-    await play.end();
+    expect(await play.decoded(d, victim)).toBe("ok");
   });
 
   it("neither frees nor reads another request whose id it guesses", async () => {
-    const play = createScenario();
-    const p = await play.engine("p");
-    const d = await play.engine("d");
-    const victim = await play.clock.settle(p.prefill(prompt(1)));
+    await using play = createScenario();
+    const { p, d } = await play.pair();
+    const victim = await play.prefilled(p);
     const guessed = { ...victim, kv_peer: { ...leaseOf(victim), capability: newCapability() } };
     expect(await play.outcome(d.decode({ ...prompt(1), requestId: "x", params: guessed }))).toBe(
       "KV_LEASE_EXPIRED",
@@ -94,29 +85,23 @@ describe("a client that writes kv_transfer_params itself", () => {
     expect(await play.outcome(d.decode({ ...prompt(1), requestId: "y", params: empty }))).toBe(
       "KV_REQUEST_INVALID",
     );
-    expect(await play.outcome(d.decode({ ...prompt(1), params: victim }))).toBe("ok");
-    await play.end();
+    expect(await play.decoded(d, victim)).toBe("ok");
   });
 
   it("may name neither more blocks than the prompt has tokens nor a block twice", async () => {
-    const play = createScenario();
-    const p = await play.engine("p");
-    const d = await play.engine("d");
+    await using play = createScenario();
+    const { p, d } = await play.pair();
     const blockIds = [Array.from({ length: 500_000 }, (_, id) => id), [3, 4, 3]];
     for (const [index, ids] of blockIds.entries()) {
-      const params = await play.clock.settle(p.prefill(prompt(index)));
+      const params = await play.prefilled(p, index);
       const forged = { ...params, remote_block_ids: [ids] };
-      expect(await play.outcome(d.decode({ ...prompt(index), params: forged }))).toBe(
-        "KV_REQUEST_INVALID",
-      );
+      expect(await play.decoded(d, forged, index)).toBe("KV_REQUEST_INVALID");
     }
-    await play.end();
   });
 
   it("learns nothing about an address: the error is the same for a closed, a foreign and a silent port", async () => {
-    const play = createScenario();
-    const p = await play.engine("p");
-    const d = await play.engine("d");
+    await using play = createScenario();
+    const { p, d } = await play.pair();
     const prefilled = await play.clock.settle(
       Promise.all([1, 2, 3].map((n) => p.prefill(prompt(n)))),
     );
@@ -143,16 +128,14 @@ describe("a client that writes kv_transfer_params itself", () => {
     expect(play.logged("d", "handshake_setup_failed")).toHaveLength(3);
     await other.close();
     await play.clock.advance(100_000);
-    await play.end();
   });
 });
 
 describe("a stranger that knows request ids", () => {
   it("frees and holds nothing where plain vLLM peers are refused", async () => {
-    const play = createScenario();
-    const p = await play.engine("p", { extra: { require_kv_peer: true } });
-    const d = await play.engine("d");
-    const params = await play.clock.settle(p.prefill(prompt(1)));
+    await using play = createScenario();
+    const { p, d } = await play.pair({ extra: { require_kv_peer: true } });
+    const params = await play.prefilled(p);
     const stranger = await play.stranger("stranger", params);
     const capability = newCapability();
     const forged = [
@@ -169,14 +152,13 @@ describe("a stranger that knows request ids", () => {
     expect(p.outstanding().kept).toBe(0);
     expect(await play.handedOver(p, d, 2)).toBe("ok");
     await stranger.close();
-    await play.end();
   });
 
   it("frees nothing of a request whose consumer has proved itself, and is warned of where plain peers are accepted", async () => {
-    const play = createScenario();
+    await using play = createScenario();
     const p = await play.engine("p");
-    const first = await play.clock.settle(p.prefill(prompt(1)));
-    const second = await play.clock.settle(p.prefill(prompt(2)));
+    const first = await play.prefilled(p);
+    const second = await play.prefilled(p, 2);
     const stranger = await play.stranger("stranger", first);
     const { capability } = leaseOf(first);
     const proof = encodeRequestControl({
@@ -192,6 +174,5 @@ describe("a stranger that knows request ids", () => {
     expect(p.outstanding().kept).toBe(1);
     expect(play.logged("p", "plain-peer-accepted")).toHaveLength(1);
     await stranger.close();
-    await play.end();
   });
 });

@@ -7,6 +7,7 @@ import type {
   WorkerOutput,
 } from "@kv/interface";
 import { engineIdentity } from "@kv/testing/engine-identity";
+import { held } from "@kv/testing/nothing-left";
 import {
   memoryNetwork,
   memorySideChannel,
@@ -40,7 +41,7 @@ beforeEach(() => {
 });
 afterEach(async () => {
   for (const close of closers.splice(0)) await clock.settle(close());
-  expect(Object.values(network.outstanding()).filter((count) => count !== 0)).toEqual([]);
+  expect(held({ ...network.outstanding(), timers: clock.pendingTimers })).toEqual({});
 });
 
 /**

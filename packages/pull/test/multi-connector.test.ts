@@ -1,5 +1,12 @@
 import { multiConnector, registerConnector } from "@kv/connector";
-import { KvError, type SchedulerOptions } from "@kv/interface";
+import { delegateTo } from "@kv/connector/building-blocks";
+import {
+  type ConnectorModule,
+  KvError,
+  type SchedulerConnector,
+  type SchedulerOptions,
+  type WorkerConnector,
+} from "@kv/interface";
 import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
 import { expect, it } from "vitest";
 import { pullConnector } from "../src/index.js";
@@ -14,15 +21,14 @@ registerConnector(SHELF.kv_connector, async () => shelfConnector);
 registerConnector(PULL.kv_connector, async () => pullConnector);
 
 it("the first connector that has the prompt loads it, all save it, and blocks are free when the last one has", async () => {
-  const play = createScenario({ connector: multiConnector });
+  await using play = createScenario({ connector: multiConnector });
   const extra = { connectors: [PULL, SHELF] };
-  const p = await play.engine("p", { extra });
-  const d = await play.engine("d", { extra });
-  const params = await play.clock.settle(p.prefill(WHOLE));
+  const { p, d } = await play.pair({ extra }, { extra });
+  const params = await play.prefilled(p, 1, WHOLE);
   await play.clock.advance(100);
   // The shelf has saved them. The reader has not come.
   expect(p.outstanding().kept).toBe(1);
-  expect(await play.outcome(d.decode({ ...WHOLE, params }))).toBe("ok");
+  expect(await play.decoded(d, params, 1, WHOLE)).toBe("ok");
   expect(state.loaded).toEqual([]);
   await play.clock.advance(100);
   expect([p.outstanding().kept, d.outstanding().kept]).toEqual([0, 0]);
@@ -34,18 +40,67 @@ it("the first connector that has the prompt loads it, all save it, and blocks ar
   expect(state.loaded).toEqual(["d again", "p second"]);
   expect(await play.outcome(d.decode({ ...WHOLE, requestId: "third", params: second }))).toBe("ok");
   expect(state.loaded).toHaveLength(2);
-  await play.end();
 });
 
+it.each([
+  ["received", { finishedReceiving: ["r1"] }],
+  [
+    "failed",
+    {
+      finishedReceiving: ["r1"],
+      failedReceiving: [
+        { requestId: "r1", code: "KV_INTERNAL", message: "", failureType: "", blocksAtRisk: true },
+      ],
+    },
+  ],
+  ["unverified", { finishedReceiving: ["r1"], unverifiedReceiving: ["r1"] }],
+  ["sent", { finishedSending: ["r1"] }],
+] as const)(
+  "H4: a connector that loads and keeps nothing names a request that another one does, as %s: nothing follows from it",
+  async (what, said) => {
+    const liar = delegateTo(shelfConnector as ConnectorModule, {
+      async createWorker(options) {
+        const worker = await shelfConnector.createWorker(options);
+        const collectFinished = () => ({ ...worker.collectFinished(), ...said });
+        return delegateTo(worker as WorkerConnector, { collectFinished });
+      },
+      async createScheduler(options) {
+        const scheduler = shelfConnector.createScheduler(options);
+        const nothing = { tokens: 0, async: false };
+        return delegateTo(scheduler as SchedulerConnector, {
+          matchedTokens: () => nothing,
+          requestFinished: () => ({ keepBlocks: false }),
+        });
+      },
+    });
+    registerConnector(`LiarThatSays${what}`, async () => liar);
+    const extra = {
+      connectors: [{ kv_connector: `LiarThatSays${what}`, kv_role: "kv_both" }, PULL],
+    };
+    await using play = createScenario({ connector: multiConnector });
+    const verified: boolean[] = [];
+    const received = (_requestId: string, isVerified: boolean) => void verified.push(isVerified);
+    const { p, d } = await play.pair({ extra }, { extra, received });
+    const params = await play.prefilled(p, 1, WHOLE);
+    await play.clock.advance(100);
+    expect(p.outstanding().kept).toBe(1);
+    expect(await play.decoded(d, params, 1, WHOLE)).toBe("ok");
+    expect(verified).toEqual([true]);
+    await play.clock.advance(100);
+    expect([p.outstanding().kept, d.outstanding().kept]).toEqual([0, 0]);
+  },
+);
+
 it("sleeps where all its connectors can", async () => {
-  const play = createScenario({ connector: multiConnector });
-  const p = await play.engine("p", { extra: { connectors: [PULL] } });
-  const d = await play.engine("d", { extra: { connectors: [PULL] } });
+  await using play = createScenario({ connector: multiConnector });
+  const { p, d } = await play.pair(
+    { extra: { connectors: [PULL] } },
+    { extra: { connectors: [PULL] } },
+  );
   expect(await play.handedOver(p, d, 1)).toBe("ok");
   await play.clock.settle(p.sleep());
   await play.clock.settle(p.wakeUp());
   expect(await play.handedOver(p, d, 2)).toBe("ok");
-  await play.end();
 });
 
 it.each([[undefined], [[]], ["NixlConnector"]])("refuses connectors: %j", async (connectors) => {

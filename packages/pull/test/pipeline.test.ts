@@ -35,7 +35,7 @@ function listening() {
 
 describe.each([1, 2])("a producer with two pipeline stages and TP %i", (tpSize) => {
   it("gets handshake requests in vLLM's order: stage by stage, for each rank that is read", async () => {
-    const play = createScenario();
+    await using play = createScenario();
     const asked: string[] = [];
     const p = await play.engine("p", { ...STAGED, tpSize });
     const own = memorySideChannel({ network: play.network, host: "d" });
@@ -53,11 +53,10 @@ describe.each([1, 2])("a producer with two pipeline stages and TP %i", (tpSize) 
         },
       },
     });
-    const params = await play.clock.settle(p.prefill(prompt(1)));
+    const params = await play.prefilled(p);
     expect(params).toMatchObject({ tp_size: tpSize, pp_size: 2 });
-    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("ok");
+    expect(await play.decoded(d, params)).toBe("ok");
     expect(asked).toEqual(tpSize === 1 ? ["0 0", "1 0"] : ["0 0", "0 1", "1 0", "1 1"]);
-    await play.end();
   });
 
   itLandsEachLayer(pullConnector, tpSize);
@@ -67,9 +66,11 @@ describe.each([1, 2])("a producer with two pipeline stages and TP %i", (tpSize) 
     async (readers) => {
       for (const plain of [true, false]) {
         const { told, rule } = listening();
-        const play = createScenario({ faults: [rule] });
-        const p = await play.engine("p", { ...STAGED, tpSize, plain });
-        const d = await play.engine("d", { ...LAYERS, tpSize: readers });
+        await using play = createScenario({ faults: [rule] });
+        const { p, d } = await play.pair(
+          { ...STAGED, tpSize, plain },
+          { ...LAYERS, tpSize: readers },
+        );
         const n = Math.max(1, readers / tpSize);
         const all = Array.from({ length: 2 * tpSize }, () => n);
         // A READ and a full prefix hit both send the notifications.
@@ -81,77 +82,66 @@ describe.each([1, 2])("a producer with two pipeline stages and TP %i", (tpSize) 
           expect(new Set([...told.values()].flat())).toEqual(new Set([`r${index}:${n}`]));
           told.clear();
         }
-        await play.end();
       }
     },
   );
 
   it("keeps its blocks until the last stage is notified, or until the lease ends if that notification is lost", async () => {
-    const play = createScenario({
+    await using play = createScenario({
       faults: [{ fault: "drop", operation: "NOTIFY", nth: 2 * tpSize, from: "d" }],
     });
-    const p = await play.engine("p", { ...STAGED, tpSize });
-    const d = await play.engine("d", LAYERS);
+    const { p, d } = await play.pair({ ...STAGED, tpSize }, LAYERS);
     expect(await play.handedOver(p, d)).toBe("ok");
     await play.clock.advance(1000);
     expect(p.outstanding().kept).toBe(1);
     await play.clock.advance(30_000);
     expect(p.outstanding().kept).toBe(0);
     expect(play.counted("p", "expiredRequests")).toBe(1);
-    await play.end();
   });
 
   it("has its lease extended on every stage", async () => {
-    const play = createScenario();
-    const p = await play.engine("p", { ...STAGED, tpSize });
-    const d = await play.engine("d", { ...LAYERS, ...ROOM_FOR_ONE });
+    await using play = createScenario();
+    const { p, d } = await play.pair({ ...STAGED, tpSize }, { ...LAYERS, ...ROOM_FOR_ONE });
     await expectKeptWaiting(play, p, d, () => expect(play.counted("p", "expiredRequests")).toBe(0));
-    await play.end();
   });
 
   it("frees its blocks on every stage when one READ of a stage fails", async () => {
-    const play = createScenario({
+    await using play = createScenario({
       faults: [{ fault: "fail", operation: "READ", nth: 2 * tpSize }],
     });
-    const p = await play.engine("p", { ...STAGED, tpSize });
-    const d = await play.engine("d", LAYERS);
+    const { p, d } = await play.pair({ ...STAGED, tpSize }, LAYERS);
     expect(await play.handedOver(p, d)).toBe("KV_TRANSFER_FAILED");
     expect(play.logged("d", "transfer_failed")).toMatchObject([
       { remoteRank: `pp1tp${tpSize - 1}` },
     ]);
     await play.clock.advance(50);
     expect(p.outstanding().kept).toBe(0);
-    await play.end();
   });
 });
 
 describe("refused pipeline stages", () => {
   it("on a decode engine, because a producer would free its blocks after the first stage's notification", async () => {
-    const play = createScenario();
-    const p = await play.engine("p", LAYERS);
-    const d = await play.engine("d", STAGED);
+    await using play = createScenario();
+    const { p, d } = await play.pair(LAYERS, STAGED);
     expect(await play.handedOver(p, d)).toBe("KV_PLAN_UNSUPPORTED");
     expect(String(play.logged("d", "handshake_setup_failed")[0]?.error)).toMatch(
       /only prefill workers may have stages/,
     );
     await play.clock.advance(31_000);
-    await play.end();
   });
 
   it("of a producer that has another number of them than the parameters say", async () => {
-    const play = createScenario();
-    const p = await play.engine("p", STAGED);
-    const d = await play.engine("d", LAYERS);
+    await using play = createScenario();
+    const { p, d } = await play.pair(STAGED, LAYERS);
     for (const [n, pp_size, refusal] of [
       [1, 1, "KV_PLAN_INCOMPATIBLE"],
       [2, 3, "KV_HANDSHAKE_REFUSED"],
     ] as const) {
-      const params = await play.clock.settle(p.prefill(prompt(n)));
+      const params = await play.prefilled(p, n);
       expect(await play.outcome(d.decode({ ...prompt(n), params: { ...params, pp_size } }))).toBe(
         refusal,
       );
       await play.clock.advance(61_000);
     }
-    await play.end();
   });
 });

@@ -1,9 +1,9 @@
 import type { KvTransferParams } from "@kv/interface";
-import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
+import { createScenario, prompt, started } from "@kv/testing/scenarios/scenario";
 import type { SimEngine } from "@kv/testing/simulator/sim-engine";
-import type { SimEngineOptions, SimRequest } from "@kv/testing/simulator/sim-options";
+import type { EngineRequest, SimEngineOptions } from "@kv/testing/simulator/sim-options";
 import type { FaultRule } from "@kv/transport-memory";
-import { describe, expect, it } from "vitest";
+import { describe, expect, it, onTestFinished } from "vitest";
 import { pullConnector } from "../src/index.js";
 
 // The second turn of a conversation (vLLM's `bidirectional_kv_xfer`): D keeps the KV of the first
@@ -26,13 +26,16 @@ interface Scene {
 /** A P, a D, and D's parameters after a turn of 40 tokens and 21 of output: D has the KV of 60. */
 async function firstTurn({ faults = [], prefill = {}, decode = {} }: Scene = {}) {
   const play = createScenario({ connector: pullConnector });
+  onTestFinished(() => play.end());
   const received: [requestId: string, isVerified: boolean][] = [];
   const note = (requestId: string, isVerified: boolean) =>
     void received.push([requestId, isVerified]);
-  const p = await play.engine("p", { extra: ON, received: note, ...prefill });
-  const d = await play.engine("d", { extra: ON, ...decode });
+  const { p, d } = await play.pair(
+    { extra: ON, received: note, ...prefill },
+    { extra: ON, ...decode },
+  );
   const turn = async (n = 1) => {
-    const params = await play.clock.settle(p.prefill(prompt(n)));
+    const params = await play.prefilled(p, n);
     return await play.clock.settle(
       d.decode({ ...prompt(n), requestId: `d${n}`, outputTokens: 21, params }),
     );
@@ -41,12 +44,17 @@ async function firstTurn({ faults = [], prefill = {}, decode = {} }: Scene = {})
   play.network.setFaults(faults);
   let turns = 0;
   /** The second turn's prompt at P, of 100 tokens. */
-  const next = (change: Partial<SimRequest> & { readonly cachedTokens?: number } = {}, at = p) => {
-    const work = at.prefill({ ...prompt(1, 100), requestId: `t${++turns}`, params, ...change });
-    work.catch(() => {});
+  const next = (
+    change: Partial<EngineRequest> & { readonly cachedTokens?: number } = {},
+    at = p,
+  ) => {
+    const work = started(
+      at.prefill({ ...prompt(1, 100), requestId: `t${++turns}`, params, ...change }),
+    );
     return work;
   };
-  return { play, p, d, params, turn, next, received };
+  const read = (...given: Parameters<typeof next>) => play.outcome(next(...given));
+  return { play, p, d, params, turn, next, read, received };
 }
 
 /** Blocks that D keeps. */
@@ -96,29 +104,26 @@ describe("a second turn", () => {
       const third = await scene.play.clock.settle(second);
       expect(third).toMatchObject({ do_remote_decode: true, remote_num_tokens: 108 });
       expect(await scene.play.outcome(scene.next({ numTokens: 130, params: third }))).toBe("ok");
-      await scene.play.end();
     },
   );
 
   it("D's groups of ranks are smaller than its engine, and P's are finer: P is refused, and D's blocks are free after decoder_kv_blocks_ttl", async () => {
     const mla = { kind: "mla", numKvHeads: 1, tpSize: 4 } as const;
-    const { play, d, next } = await firstTurn({
+    const { play, d, read } = await firstTurn({
       prefill: { ...mla, dcpSize: 4 },
       decode: { ...mla, dcpSize: 2 },
     });
-    expect(await play.outcome(next())).toBe("KV_PLAN_UNSUPPORTED");
+    expect(await read()).toBe("KV_PLAN_UNSUPPORTED");
     await play.clock.advance(481_000);
     expect(keptBy(d)).toBe(0);
-    await play.end();
   });
 
   it.each([61, 62, 64, 65, 80, 81])(
     "a prompt of %i tokens, at the borders of blocks",
     async (numTokens) => {
-      const { play, next, received } = await firstTurn();
-      expect(await play.outcome(next({ numTokens }))).toBe("ok");
+      const { read, received } = await firstTurn();
+      expect(await read({ numTokens })).toBe("ok");
       expect(received).toHaveLength(1);
-      await play.end();
     },
   );
 
@@ -127,12 +132,11 @@ describe("a second turn", () => {
       [32, 1],
       [96, 0],
     ] as const) {
-      const { play, d, next, received } = await firstTurn();
-      expect(await play.outcome(next({ cachedTokens }))).toBe("ok");
+      const { play, d, read, received } = await firstTurn();
+      expect(await read({ cachedTokens })).toBe("ok");
       expect(received).toHaveLength(reads);
       await play.clock.advance(50);
       expect(keptBy(d)).toBe(0);
-      await play.end();
     }
   });
 
@@ -143,19 +147,17 @@ describe("a second turn", () => {
       [0, 1],
     ] as const) {
       const extra = { ...ON, kv_recompute_threshold: threshold };
-      const { play, d, next, received } = await firstTurn({ prefill: { extra } });
-      expect(await play.outcome(next())).toBe("ok");
+      const { play, d, read, received } = await firstTurn({ prefill: { extra } });
+      expect(await read()).toBe("ok");
       expect(received).toHaveLength(reads);
       await play.clock.advance(50);
       expect(keptBy(d)).toBe(0);
-      await play.end();
     }
   });
 
   it("without the setting, D keeps nothing, and P computes and says that it was asked for more", async () => {
-    const { play, params } = await firstTurn({ decode: { extra: {} } });
+    const { params } = await firstTurn({ decode: { extra: {} } });
     expect(params).toEqual({});
-    await play.end();
     const scene = await firstTurn({
       prefill: { extra: {} },
       decode: { extra: { ...ON, decoder_kv_blocks_ttl: 5 } },
@@ -163,16 +165,14 @@ describe("a second turn", () => {
     expect(await scene.play.outcome(scene.next())).toBe("ok");
     expect(scene.received).toEqual([]);
     expect(scene.play.logged("p", "readback-not-enabled")).toMatchObject([{ requestId: "t1" }]);
-    await scene.play.end();
   });
 
   it("D keeps nothing of a request that was aborted, and its blocks for decoder_kv_blocks_ttl of one that nobody reads", async () => {
     const { play, p, d } = await firstTurn({
       decode: { extra: { ...ON, decoder_kv_blocks_ttl: 20 } },
     });
-    const params = await play.clock.settle(p.prefill(prompt(2)));
-    const aborted = d.decode({ ...prompt(2), requestId: "d2", params });
-    aborted.catch(() => {});
+    const params = await play.prefilled(p, 2);
+    const aborted = started(d.decode({ ...prompt(2), requestId: "d2", params }));
     await play.clock.advance(5);
     d.abort("d2");
     expect(await play.outcome(aborted)).toBe("KV_REQUEST_ABORTED");
@@ -180,22 +180,20 @@ describe("a second turn", () => {
     expect(keptBy(d)).toBe(1);
     await play.clock.advance(1000);
     expect(keptBy(d)).toBe(0);
-    await play.end();
   });
 });
 
 describe("what a router does wrong", () => {
   it("an object used twice: at the same P by name, at another P because D does not hold the blocks", async () => {
-    const { play, turn, next } = await firstTurn({ decode: ONE_TURN });
+    const { play, turn, read } = await firstTurn({ decode: ONE_TURN });
     const other = await play.engine("p2", { extra: ON });
-    expect(await play.outcome(next())).toBe("ok");
+    expect(await read()).toBe("ok");
     await play.clock.advance(50);
     // D's blocks hold another conversation.
     await turn(2);
-    expect(await play.outcome(next())).toBe("KV_REFERENCE_USED");
-    expect(await play.outcome(next({}, other))).toBe("KV_LEASE_EXPIRED");
+    expect(await read()).toBe("KV_REFERENCE_USED");
+    expect(await read({}, other)).toBe("KV_LEASE_EXPIRED");
     await play.clock.advance(500_000);
-    await play.end();
   });
 
   it("two P's at once: both have read before D's blocks are free, or one is refused; never another's bytes", async () => {
@@ -207,7 +205,6 @@ describe("what a router does wrong", () => {
       const second = next({}, other);
       expect(await play.outcome(first)).toBe("ok");
       expect(["ok", "KV_LEASE_EXPIRED"]).toContain(await play.outcome(second));
-      await play.end();
     }
   });
 
@@ -217,67 +214,60 @@ describe("what a router does wrong", () => {
     ["another prompt", { prompt: 7 }],
     ["another adapter, cache salt or image", { prompt: 8, sameTokensAs: 1 }],
   ])("%s: refused by name, and D's blocks are free", async (_, change) => {
-    const { play, d, next } = await firstTurn();
-    expect(await play.outcome(next(change))).toBe("KV_PROMPT_MISMATCH");
+    const { play, d, read } = await firstTurn();
+    expect(await read(change)).toBe("KV_PROMPT_MISMATCH");
     await play.clock.advance(50);
     expect(keptBy(d)).toBe(0);
-    await play.end();
   });
 
   it("a token after those that D has differs: nothing is wrong", async () => {
-    const { play, next } = await firstTurn();
-    expect(await play.outcome(next({ changedToken: 60 }))).toBe("ok");
-    await play.end();
+    const { read } = await firstTurn();
+    expect(await read({ changedToken: 60 })).toBe("ok");
   });
 
   it.each([40, 50, 59])(
     "a shorter prompt, of %i tokens: refused, and D's blocks are free",
     async (numTokens) => {
-      const { play, d, next, received } = await firstTurn();
-      expect(await play.outcome(next({ numTokens }))).toBe("KV_REQUEST_INVALID");
+      const { play, d, read, received } = await firstTurn();
+      expect(await read({ numTokens })).toBe("KV_REQUEST_INVALID");
       await play.clock.advance(50);
       expect([keptBy(d), received]).toEqual([0, []]);
-      await play.end();
     },
   );
 
   it("expired, and D's blocks used anew", async () => {
     const decode = { ...ONE_TURN, extra: { ...ON, decoder_kv_blocks_ttl: 5 } };
-    const { play, turn, next } = await firstTurn({ decode });
+    const { play, turn, read } = await firstTurn({ decode });
     await play.clock.advance(6000);
     await turn(2);
-    expect(await play.outcome(next())).toBe("KV_LEASE_EXPIRED");
+    expect(await read()).toBe("KV_LEASE_EXPIRED");
     await play.clock.advance(6000);
-    await play.end();
   });
 
   it.each([true, false])(
     "D restarted under the same engine id; P has met it: %s",
     async (hasMet) => {
-      const { play, d, turn, next } = await firstTurn();
-      if (hasMet) expect(await play.outcome(next({ params: await turn(2), prompt: 2 }))).toBe("ok");
+      const { play, d, turn, read } = await firstTurn();
+      if (hasMet) expect(await read({ params: await turn(2), prompt: 2 })).toBe("ok");
       await d.kill();
       await play.engine("d", { extra: ON });
       expect(["KV_GENERATION_STALE", "KV_TRANSFER_FAILED", "KV_PEER_DISCONNECTED"]).toContain(
-        await play.outcome(next()),
+        await read(),
       );
-      await play.end();
     },
   );
 
   it("D is gone: refused, not hanging", async () => {
-    const { play, d, next } = await firstTurn();
+    const { d, read } = await firstTurn();
     await d.kill();
-    expect(await play.outcome(next())).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
-    await play.end();
+    expect(await read()).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
   });
 
   it("the blocks are not those of the object", async () => {
-    const { play, params, next } = await firstTurn();
+    const { params, read } = await firstTurn();
     const [ids] = params.remote_block_ids as number[][];
     const others = { ...params, remote_block_ids: [ids?.toReversed()] };
-    expect(await play.outcome(next({ params: others }))).toBe("KV_LEASE_EXPIRED");
-    await play.end();
+    expect(await read({ params: others })).toBe("KV_LEASE_EXPIRED");
   });
 
   it.each([
@@ -295,7 +285,6 @@ describe("what a router does wrong", () => {
       code: "KV_REQUEST_INVALID",
       message: expect.stringContaining(key),
     });
-    await play.end();
   });
 });
 
@@ -304,43 +293,39 @@ describe.each(["fail", "recompute"] as const)("kv_load_failure_policy %s", (load
   const faults: readonly FaultRule[] = [{ fault: "fail", operation: "READ", times: 1 }];
 
   it("a READ that fails: computed by P or refused, at once", async () => {
-    const { play, d, next } = await firstTurn({ faults, prefill: { loadFailurePolicy } });
+    const { play, d, read } = await firstTurn({ faults, prefill: { loadFailurePolicy } });
     const startedMs = play.clock.now();
-    expect(await play.outcome(next())).toBe(computed ? "ok" : "KV_TRANSFER_FAILED");
+    expect(await read()).toBe(computed ? "ok" : "KV_TRANSFER_FAILED");
     expect(play.clock.now() - startedMs).toBeLessThan(100);
     await play.clock.advance(50);
     expect(keptBy(d)).toBe(0);
-    await play.end();
   });
 
   it("a READ that never ends: at request_timeout", async () => {
-    const { play, next } = await firstTurn({
+    const { read } = await firstTurn({
       faults: [{ fault: "drop", operation: "READ", times: 1 }],
       prefill: { loadFailurePolicy, extra: { ...ON, request_timeout: 7 } },
     });
-    expect(await play.outcome(next())).toBe(computed ? "ok" : "KV_REQUEST_TIMEOUT");
-    await play.end();
+    expect(await read()).toBe(computed ? "ok" : "KV_REQUEST_TIMEOUT");
   });
 
   it("a reference that is refused before it is read: used, shorter, incomplete", async () => {
-    const { play, params, turn, next } = await firstTurn({ prefill: { loadFailurePolicy } });
-    expect(await play.outcome(next())).toBe("ok");
-    expect(await play.outcome(next())).toBe(computed ? "ok" : "KV_REFERENCE_USED");
+    const { play, params, turn, read } = await firstTurn({ prefill: { loadFailurePolicy } });
+    expect(await read()).toBe("ok");
+    expect(await read()).toBe(computed ? "ok" : "KV_REFERENCE_USED");
     const invalid = computed ? "ok" : "KV_REQUEST_INVALID";
-    expect(await play.outcome(next({ numTokens: 40, params: await turn(2) }))).toBe(invalid);
-    expect(await play.outcome(next({ params: { ...params, remote_port: "x" } }))).toBe(invalid);
+    expect(await read({ numTokens: 40, params: await turn(2) })).toBe(invalid);
+    expect(await read({ params: { ...params, remote_port: "x" } })).toBe(invalid);
     expect(play.logged("p", "readback-refused").length > 0).toBe(computed);
-    await play.end();
   });
 
   it("another prompt, and a D that is gone", async () => {
-    const { play, d, turn, next } = await firstTurn({ prefill: { loadFailurePolicy } });
-    expect(await play.outcome(next({ prompt: 7 }))).toBe(computed ? "ok" : "KV_PROMPT_MISMATCH");
+    const { d, turn, read } = await firstTurn({ prefill: { loadFailurePolicy } });
+    expect(await read({ prompt: 7 })).toBe(computed ? "ok" : "KV_PROMPT_MISMATCH");
     const params = await turn(2);
     await d.kill();
-    const outcome = await play.outcome(next({ params, prompt: 2 }));
+    const outcome = await read({ params, prompt: 2 });
     expect(outcome === "ok").toBe(computed);
-    await play.end();
   });
 });
 
@@ -348,7 +333,7 @@ describe("a D that is a vLLM", () => {
   const decode = { plain: true };
 
   it("its KV is read, and does not enter P's prefix cache; nor, from such a P, a D's", async () => {
-    const { play, p, d, next, received } = await firstTurn({ decode });
+    const { play, p, d, next, read, received } = await firstTurn({ decode });
     const params = await play.clock.settle(next());
     expect(received).toEqual([["t1", false]]);
     await play.clock.advance(50);
@@ -359,23 +344,21 @@ describe("a D that is a vLLM", () => {
     const third = await play.clock.settle(second);
     expect(verified).toEqual([false]);
     // Back at P: D of @kv holds the tokens, and says that nobody has compared their KV.
-    expect(await play.outcome(next({ numTokens: 130, params: third }))).toBe("ok");
+    expect(await read({ numTokens: 130, params: third })).toBe("ok");
     expect(received).toEqual([
       ["t1", false],
       ["t2", false],
     ]);
     expect(keptBy(p)).toBe(1);
-    await play.end();
   });
 
   it("with cache_unverified_kv it enters P's prefix cache", async () => {
-    const { play, next, received } = await firstTurn({
+    const { read, received } = await firstTurn({
       decode,
       prefill: { extra: { ...ON, cache_unverified_kv: true } },
     });
-    expect(await play.outcome(next())).toBe("ok");
+    expect(await read()).toBe("ok");
     expect(received).toEqual([["t1", true]]);
-    await play.end();
   });
 
   it("an expired object is declined from 5 s before its end, and one without its end is refused", async () => {
@@ -387,13 +370,11 @@ describe("a D that is a vLLM", () => {
       code: "KV_REQUEST_INVALID",
       message: expect.stringContaining("remote_blocks_expiry_time"),
     });
-    await play.end();
     const late = await firstTurn({
       decode: { ...decode, extra: { ...ON, decoder_kv_blocks_ttl: 20 } },
     });
     await late.play.clock.advance(15_500);
     expect(await late.play.outcome(late.next())).toBe("KV_LEASE_EXPIRED");
-    await late.play.end();
   });
 });
 
@@ -420,6 +401,5 @@ describe("the object of a D", () => {
     expect((vllm["remote_block_ids"] as number[][])[0]).toHaveLength(4);
     expect(Object.keys(peer)).toEqual(["incarnation", "generation", "capability"]);
     await play.clock.advance(500_000);
-    await play.end();
   });
 });

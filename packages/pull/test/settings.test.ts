@@ -1,5 +1,5 @@
 import { heartbeats, itKeepsLeasesOfSixSeconds } from "@kv/testing/scenarios/lease-settings";
-import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
+import { createScenario, prompt, started } from "@kv/testing/scenarios/scenario";
 import { describe, expect, it } from "vitest";
 import { pullConnector } from "../src/index.js";
 
@@ -12,14 +12,12 @@ describe("kv_lease_duration of 6 s", () => {
 
   it("of D is six times the time between its heartbeats", async () => {
     const { rule, sent } = heartbeats();
-    const play = createScenario({
+    await using play = createScenario({
       faults: [rule, { fault: "delay", operation: "READ", delayMs: 10_500 }],
     });
-    const p = await play.engine("p", { plain: true });
-    const d = await play.engine("d", { extra });
+    const { p, d } = await play.pair({ plain: true }, { extra });
     expect(await play.handedOver(p, d)).toBe("ok");
     expect(sent()).toBe(10);
-    await play.end();
   });
 
   // P's parameters have no end of the lease, as vLLM 0.33's have none: D counts a lease from when
@@ -34,45 +32,39 @@ describe("kv_lease_duration of 6 s", () => {
   ])(
     "of D: with %s (%i), a READ of %s s from a plain P ends with %s",
     async (_, taken, seconds, outcome) => {
-      const play = createScenario({
+      await using play = createScenario({
         faults: [
           heartbeats((n) => n > taken).rule,
           { fault: "delay", operation: "READ", delayMs: seconds * 1000 },
         ],
       });
-      const p = await play.engine("p", { plain: true });
-      const d = await play.engine("d", { extra });
+      const { p, d } = await play.pair({ plain: true }, { extra });
       const params = {
-        ...(await play.clock.settle(p.prefill(prompt(1)))),
+        ...(await play.prefilled(p)),
         remote_blocks_expiry_time: null,
       };
-      expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe(outcome);
-      await play.end();
+      expect(await play.decoded(d, params)).toBe(outcome);
     },
   );
 });
 
 it("D waits for an answer to its lease query for 5 s, twice", async () => {
-  const play = createScenario();
-  const p = await play.engine("p");
-  const d = await play.engine("d");
+  await using play = createScenario();
+  const { p, d } = await play.pair();
   expect(await play.handedOver(p, d)).toBe("ok");
   play.network.setFaults([{ fault: "drop", operation: "REQUEST", from: "d" }]);
   const startedMs = play.clock.now();
   expect(await play.handedOver(p, d, 2)).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
   expect(Math.floor((play.clock.now() - startedMs) / 1000)).toBe(10);
-  await play.end();
 });
 
 it("push_layerwise has no effect on pull: an aborted prompt frees its blocks at once", async () => {
-  const play = createScenario();
+  await using play = createScenario();
   const p = await play.engine("p", { extra: { push_layerwise: true } });
-  const work = p.prefill(prompt(1));
-  work.catch(() => {});
+  const work = started(p.prefill(prompt(1)));
   await play.clock.advance(3);
   expect(p.outstanding().blocks).toBe(3);
   p.abort("r1");
   expect([p.outstanding().kept, p.outstanding().blocks]).toEqual([0, 0]);
   expect(await play.outcome(work)).toBe("KV_REQUEST_ABORTED");
-  await play.end();
 });

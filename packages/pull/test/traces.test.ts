@@ -1,7 +1,7 @@
 import { fileURLToPath } from "node:url";
-import { prompt } from "@kv/testing/scenarios/scenario";
+import { prompt, started } from "@kv/testing/scenarios/scenario";
 import type { SimEngineOptions } from "@kv/testing/simulator/sim-options";
-import { started, type TracePlay, traceTests } from "@kv/testing/traces/trace-tests";
+import { type TracePlay, traceTests } from "@kv/testing/traces/trace-tests";
 import { pullConnector } from "../src/index.js";
 
 /** D's requests for the first prompt: vLLM's ids of `n: 2`. */
@@ -12,7 +12,7 @@ const ON = { extra: { bidirectional_kv_xfer: true, kv_recompute_threshold: 16 } 
 
 /** P and D after a first turn of 40 tokens and 21 of output, and D's parameters. */
 async function firstTurn(play: TracePlay, decode: Partial<SimEngineOptions> = {}) {
-  const [p, d] = [await play.engine("p", ON), await play.engine("d", { ...ON, ...decode })];
+  const { p, d } = await play.pair(ON, { ...ON, ...decode });
   const params = await play.prefilled(p, 1);
   const turn = d.decode({ ...prompt(1), outputTokens: 21, params });
   return { p, d, params: await play.clock.settle(turn) };
@@ -25,20 +25,18 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
   "full-fetch": {
     about: ["D has nothing of the prompt and READs all of its blocks."],
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const params = await play.prefilled(p, 1);
-      await play.outcome(d.decode({ ...prompt(1), params }));
-      await play.clock.advance(50);
+      await play.decoded(d, params);
     },
   },
 
   "partial-prefix-hit": {
     about: ["D's prefix cache has the first block of the prompt. D READs the others."],
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const params = await play.prefilled(p, 1);
-      await play.outcome(d.decode({ ...prompt(1), params, cachedTokens: 16 }));
-      await play.clock.advance(50);
+      await play.decoded(d, params, 1, { cachedTokens: 16 });
     },
   },
 
@@ -47,10 +45,9 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       "D's prefix cache has the whole prompt. D READs nothing, and tells P that it may free the blocks.",
     ],
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const params = await play.prefilled(p, 1);
-      await play.outcome(d.decode({ ...prompt(1), params, cachedTokens: 40 }));
-      await play.clock.advance(50);
+      await play.decoded(d, params, 1, { cachedTokens: 40 });
     },
   },
 
@@ -59,20 +56,18 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       "P has two ranks, D has one. D READs its heads from both, and both wait for D's one rank.",
     ],
     async play(play) {
-      const [p, d] = [await play.engine("p", { tpSize: 2 }), await play.engine("d")];
+      const { p, d } = await play.pair({ tpSize: 2 });
       const params = await play.prefilled(p, 1);
-      await play.outcome(d.decode({ ...prompt(1), params }));
-      await play.clock.advance(50);
+      await play.decoded(d, params);
     },
   },
 
   "tp-1-to-2": {
     about: ["P has one rank, D has two. P's rank waits for both: each says that there are two."],
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d", { tpSize: 2 })];
+      const { p, d } = await play.pair({}, { tpSize: 2 });
       const params = await play.prefilled(p, 1);
-      await play.outcome(d.decode({ ...prompt(1), params }));
-      await play.clock.advance(50);
+      await play.decoded(d, params);
     },
   },
 
@@ -82,8 +77,9 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       "P is told when the last one is done. A third request comes later and is refused.",
     ],
     faults: [{ fault: "delay", operation: "READ", nth: 2, delayMs: 50 }],
+    afterMs: 0,
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const params = await play.prefilled(p, 1);
       const both = [0, 1].map((n) => d.decode({ ...copy(n), params }));
       await play.outcome(Promise.all(both));
@@ -99,17 +95,18 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
     ],
     faults: [{ fault: "drop", operation: "READ", times: 1 }],
     async play(play) {
-      const p = await play.engine("p", { extra: { kv_lease_duration: 6 } });
-      const d = await play.engine("d", {
-        numBlocks: 3,
-        extra: { kv_lease_duration: 6, request_timeout: 7 },
-      });
+      const { p, d } = await play.pair(
+        { extra: { kv_lease_duration: 6 } },
+        {
+          numBlocks: 3,
+          extra: { kv_lease_duration: 6, request_timeout: 7 },
+        },
+      );
       const first = await play.prefilled(p, 1);
       const second = await play.prefilled(p, 2);
       started(d.decode({ ...prompt(1), params: first }));
       await play.clock.advance(10);
-      await play.outcome(d.decode({ ...prompt(2), params: second }));
-      await play.clock.advance(50);
+      await play.decoded(d, second, 2);
     },
   },
 
@@ -119,10 +116,9 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       "P's worker remembers that, and reports the request in that step.",
     ],
     async play(play) {
-      const [p, d] = [await play.engine("p", { stepMs: 50 }), await play.engine("d")];
+      const { p, d } = await play.pair({ stepMs: 50 });
       const params = await play.prefilled(p, 1);
-      await play.outcome(d.decode({ ...prompt(1), params }));
-      await play.clock.advance(50);
+      await play.decoded(d, params);
     },
   },
 
@@ -133,13 +129,12 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
     ],
     faults: [{ fault: "delay", operation: "READ", delayMs: 200 }],
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const params = await play.prefilled(p, 1);
       const decoding = started(d.decode({ ...prompt(1), params }));
       await play.clock.advance(100);
       d.abort("r1");
       await play.outcome(decoding);
-      await play.clock.advance(50);
     },
   },
 
@@ -149,12 +144,11 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       "The READ succeeds, as one-sided READs do. P's answer to the lease query tells D not to use the bytes.",
     ],
     async play(play) {
-      const [p, d] = [await play.engine("p", { numBlocks: 3 }), await play.engine("d")];
+      const { p, d } = await play.pair({ numBlocks: 3 });
       const params = await play.prefilled(p, 1);
       await play.clock.advance(30_050);
       await play.prefilled(p, 2);
-      await play.outcome(d.decode({ ...prompt(1), params }));
-      await play.clock.advance(50);
+      await play.decoded(d, params);
     },
   },
 
@@ -164,15 +158,14 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       "D knows the dead process: its READ fails. The next request of the new process makes D shake hands again.",
     ],
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const [first, lost] = [await play.prefilled(p, 1), await play.prefilled(p, 2)];
-      await play.outcome(d.decode({ ...prompt(1), params: first }));
+      await play.decoded(d, first);
       await play.kill(p);
       const again = await play.engine("p");
-      await play.outcome(d.decode({ ...prompt(2), params: lost }));
+      await play.decoded(d, lost, 2);
       const params = await play.prefilled(again, 3);
-      await play.outcome(d.decode({ ...prompt(3), params }));
-      await play.clock.advance(50);
+      await play.decoded(d, params, 3);
     },
   },
 
@@ -181,12 +174,11 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       "P is killed before D has met it, and starts again under the same engine id. The handshake shows it.",
     ],
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const params = await play.prefilled(p, 1);
       await play.kill(p);
       await play.engine("p");
-      await play.outcome(d.decode({ ...prompt(1), params }));
-      await play.clock.advance(50);
+      await play.decoded(d, params);
     },
   },
 
@@ -195,12 +187,11 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       "P is killed, and nobody answers at its address. The next request to it fails without a try.",
     ],
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const [first, second] = [await play.prefilled(p, 1), await play.prefilled(p, 2)];
       await play.kill(p);
-      await play.outcome(d.decode({ ...prompt(1), params: first }));
-      await play.outcome(d.decode({ ...prompt(2), params: second }));
-      await play.clock.advance(50);
+      await play.decoded(d, first);
+      await play.decoded(d, second, 2);
     },
   },
 
@@ -209,10 +200,9 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       "D's request has other tokens than the prompt that P computed. P's answer to the lease query says so.",
     ],
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const params = await play.prefilled(p, 1);
       await play.outcome(d.decode({ ...prompt(1), prompt: 9, params }));
-      await play.clock.advance(50);
     },
   },
 
@@ -221,48 +211,45 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       "kv_transfer_params have blocks of two groups, D's cache has one. D refuses them, and has P free its blocks.",
     ],
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const params = { ...(await play.prefilled(p, 1)), remote_block_ids: [[0, 1, 2], [3]] };
-      await play.outcome(d.decode({ ...prompt(1), params }));
-      await play.clock.advance(50);
+      await play.decoded(d, params);
     },
   },
 
   incompatible: {
     about: [
-      "P serves another model. D compares the hashes of the handshake and READs nothing. P's lease expires.",
+      "P serves another model. D compares the hashes of the handshake, READs nothing, and has P free its blocks.",
     ],
     async play(play) {
-      const [p, d] = [await play.engine("p", { model: "another" }), await play.engine("d")];
+      const { p, d } = await play.pair({ model: "another" });
       const params = await play.prefilled(p, 1);
-      await play.outcome(d.decode({ ...prompt(1), params }));
-      await play.clock.advance(30_050);
+      await play.decoded(d, params);
     },
   },
 
   "abort-while-queued": {
     about: ["The client leaves before D has blocks for the request. D has P free its blocks."],
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d", { numBlocks: 2 })];
+      const { p, d } = await play.pair({}, { numBlocks: 2 });
       const params = await play.prefilled(p, 1);
       const decoding = started(d.decode({ ...prompt(1), params }));
       await play.clock.advance(20);
       d.abort("r1");
       await play.outcome(decoding);
-      await play.clock.advance(50);
     },
   },
 
   "d-dies": {
     about: ["D is killed while it READs. No heartbeat comes any more, and P's lease expires."],
     faults: [{ fault: "delay", operation: "READ", delayMs: 200 }],
+    afterMs: 30_000,
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const params = await play.prefilled(p, 1);
       started(d.decode({ ...prompt(1), params }));
       await play.clock.advance(100);
       await play.kill(d);
-      await play.clock.advance(30_000);
     },
   },
 
@@ -273,13 +260,9 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
     ],
     faults: [{ fault: "fail", operation: "READ", times: 1 }],
     async play(play) {
-      const [p, d] = [
-        await play.engine("p"),
-        await play.engine("d", { loadFailurePolicy: "recompute" }),
-      ];
+      const { p, d } = await play.pair({}, { loadFailurePolicy: "recompute" });
       const params = await play.prefilled(p, 1);
-      await play.outcome(d.decode({ ...prompt(1), params }));
-      await play.clock.advance(50);
+      await play.decoded(d, params);
     },
   },
 
@@ -294,9 +277,8 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       // Without heartbeats in time, as from a D that is stopped for a while.
       const d = await play.engine("d", { extra: { kv_lease_duration: 240 } });
       const [first, second] = [await play.prefilled(p, 1), await play.prefilled(p, 2)];
-      await play.outcome(d.decode({ ...prompt(1), params: first }));
-      await play.outcome(d.decode({ ...prompt(2), params: second }));
-      await play.clock.advance(50);
+      await play.decoded(d, first);
+      await play.decoded(d, second, 2);
     },
   },
 
@@ -305,11 +287,11 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       "bidirectional_kv_xfer: D keeps the blocks of a finished request, 40 tokens and 20 of its output, for",
       "decoder_kv_blocks_ttl. The next turn's prompt of 80 tokens goes on from them: P READs 60 and computes 20.",
     ],
+    afterMs: 30_000,
     async play(play) {
       const { p, params } = await firstTurn(play);
       await play.outcome(p.prefill({ ...SECOND, params }));
       await play.clock.advance(50);
-      await play.clock.advance(30_000);
     },
   },
 
@@ -317,10 +299,10 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
     about: [
       "P has 48 of D's 60 tokens. 12 are fewer than kv_recompute_threshold: P computes them, and tells D.",
     ],
+    afterMs: 30_050,
     async play(play) {
       const { p, params } = await firstTurn(play);
       await play.outcome(p.prefill({ ...SECOND, params, cachedTokens: 48 }));
-      await play.clock.advance(30_050);
     },
   },
 
@@ -331,7 +313,6 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
     async play(play) {
       const { p, params } = await firstTurn(play);
       await play.outcome(p.prefill({ ...SECOND, params, changedToken: 50 }));
-      await play.clock.advance(50);
     },
   },
 
@@ -342,7 +323,6 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
     async play(play) {
       const { p, params } = await firstTurn(play);
       await play.outcome(p.prefill({ ...SECOND, numTokens: 40, params }));
-      await play.clock.advance(50);
     },
   },
 
@@ -350,12 +330,12 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
     about: [
       "Two P's get the same parameters, one after the other. D does not hold the blocks for the second one.",
     ],
+    afterMs: 30_050,
     async play(play) {
       const { p, params } = await firstTurn(play);
       await play.outcome(p.prefill({ ...SECOND, params }));
       const q = await play.engine("q", ON);
       await play.outcome(q.prefill({ ...SECOND, requestId: "t3", params }));
-      await play.clock.advance(30_050);
     },
   },
 
@@ -369,7 +349,6 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       });
       await play.clock.advance(10_050);
       await play.outcome(p.prefill({ ...SECOND, params }));
-      await play.clock.advance(50);
     },
   },
 
@@ -380,7 +359,6 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       await play.kill(d);
       await play.engine("d", ON);
       await play.outcome(p.prefill({ ...SECOND, params }));
-      await play.clock.advance(50);
     },
   },
 
@@ -388,12 +366,12 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
     about: [
       "P's READ fails. Under kv_load_failure_policy recompute, P computes the prompt itself, and tells D.",
     ],
+    afterMs: 30_050,
     async play(play) {
       const { params } = await firstTurn(play);
       const q = await play.engine("q", { ...ON, loadFailurePolicy: "recompute" });
       play.network.setFaults([{ fault: "fail", operation: "READ", times: 1 }]);
       await play.outcome(q.prefill({ ...SECOND, params }));
-      await play.clock.advance(30_050);
     },
   },
 
@@ -401,10 +379,10 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
     about: [
       "D speaks vLLM's protocol without our extensions. It answers no lease query: nobody compares the prompts.",
     ],
+    afterMs: 30_050,
     async play(play) {
       const { p, params } = await firstTurn(play, { plain: true });
       await play.outcome(p.prefill({ ...SECOND, params }));
-      await play.clock.advance(30_050);
     },
   },
 
@@ -415,7 +393,6 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       const { p, params } = await firstTurn(play, vllm);
       await play.clock.advance(15_050);
       await play.outcome(p.prefill({ ...SECOND, params }));
-      await play.clock.advance(50);
     },
   },
 });

@@ -1,5 +1,4 @@
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { type AddressInfo, connect, createServer, type Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
@@ -69,32 +68,6 @@ it("with handshake_key_file: engines with the key hand over; of a pair with one 
   await end();
 });
 
-it("with handshake_key_file: a relay between D and P reads nothing", async () => {
-  const { engine, end } = zmqEngines(pullConnector);
-  const key = withKey("the shared key of this test");
-  const p = await engine("engine-of-p", 1, key);
-  const d = await engine("engine-of-d", 1, key);
-  const relay = await openRelay(p.address.port);
-  const params = await p.prefill(prompt(1));
-  await d.decode({
-    ...prompt(1),
-    params: { ...params, remote_host: "127.0.0.1", remote_port: relay.port },
-  });
-  const seen = relay.seen();
-  expect(seen).toContain("MESSAGE");
-  const { capability } = params.kv_peer as { capability: string };
-  for (const secret of [
-    "engine-of-p",
-    "engine-of-d",
-    "kv_caches",
-    "compatibility_hash",
-    capability,
-  ])
-    expect(seen).not.toContain(secret);
-  relay.close();
-  await end();
-});
-
 it("handshake_key_file is refused where the side channel cannot encrypt", async () => {
   const play = createScenario();
   const { withEncryption: _, ...sideChannel } = memorySideChannel({
@@ -107,34 +80,3 @@ it("handshake_key_file is refused where the side channel cannot encrypt", async 
     message: expect.stringContaining("handshake_key_file"),
   });
 });
-
-/** A TCP relay to a port of this host, and all that it has seen. */
-async function openRelay(to: number) {
-  const seen: Buffer[] = [];
-  const sockets = new Set<Socket>();
-  const server = createServer((socket) => {
-    const onward = connect(to, "127.0.0.1");
-    for (const [from, into] of [
-      [socket, onward],
-      [onward, socket],
-    ] as const) {
-      sockets.add(from);
-      from
-        .on("error", () => {})
-        .on("data", (data) => {
-          seen.push(data);
-          into.write(data);
-        })
-        .on("close", () => into.destroy());
-    }
-  });
-  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-  return {
-    port: (server.address() as AddressInfo).port,
-    seen: () => Buffer.concat(seen).toString("latin1"),
-    close() {
-      for (const socket of sockets) socket.destroy();
-      server.close();
-    },
-  };
-}

@@ -3,7 +3,6 @@ import {
   idleWithinGrace,
   type PendingReceive,
   PendingReceives,
-  planPrefillEngine,
   type ReceiveError,
   RemoteEngines,
   TaskTracker,
@@ -15,33 +14,34 @@ import {
   decodePushControl,
   type KvNotification,
   type RegistrationEnded,
-  type RegistrationWritten,
   sameCapability,
 } from "@kv/protocol";
 import { ProducerLiveness } from "./producer-liveness.js";
-import { type ReceivePushOptions, receivePush, withdrawRegistration } from "./receive.js";
-import { PushReplies } from "./registration-replies.js";
+import {
+  PushReplies,
+  planProducer,
+  type ReceivePushOptions,
+  receivePush,
+  withdrawRegistration,
+} from "./receive.js";
 import type { PushStepMetadata, RegistrationOrder } from "./step-metadata.js";
 
-/** The part of a step that concerns D. */
 export type DecodeWorkerStep = Pick<
   PushStepMetadata,
   "incarnation" | "registrations" | "withdrawals" | "heartbeats"
 >;
 
-/** Failures that occur before any rank of P knows the blocks. */
+/** No rank of P knows the blocks yet. */
 const NOT_REGISTERED = ["push_reg_handshake_failed", "transfer_setup_failed"];
 
 /**
- * D's half of a worker. Each registration runs independently: it waits for the handshake, then for
- * the reply of each of P's ranks. Its outcome is in the worker's output at its deadline at the
- * latest.
+ * D's half of a worker. A registration waits for the handshake, then for each of P's ranks. It has
+ * an outcome by its deadline.
  */
 export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
   readonly engines: RemoteEngines;
   readonly #context: WorkerContext;
   readonly #running = new TaskTracker();
-  /** Notifications of requests that need no KV, and heartbeats. */
   readonly #sending = new TaskTracker();
   readonly #replies: PushReplies;
   readonly #liveness: ProducerLiveness;
@@ -58,7 +58,7 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
     this.engines = new RemoteEngines(context, {
       failureType: "push_reg_handshake_failed",
       role: "prefill",
-      plan: (_, answer) => planPrefillEngine(context, answer, { preparesLists: false }),
+      plan: (address, answer) => planProducer(context, address, answer),
     });
     this.#replies = new PushReplies({ clock });
     this.#receives = new PendingReceives<RegistrationOrder>(
@@ -75,17 +75,12 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
       probeTimeoutMs: settings.handshakeTimeoutMs,
     });
     const { engineId, tpSize, dcpSize } = options.engine;
+    const { tpRank } = options;
     this.#receiveOptions = {
       context,
       engines: this.engines,
       liveness: this.#liveness,
-      registrant: () => ({
-        engineId,
-        tpSize,
-        dcpSize,
-        tpRank: options.tpRank,
-        incarnation: this.#incarnation,
-      }),
+      registrant: () => ({ engineId, tpSize, dcpSize, tpRank, incarnation: this.#incarnation }),
     };
     this.#heartbeats = new HeartbeatSender({
       ...context,
@@ -99,62 +94,48 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
     });
   }
 
-  /**
-   * Takes the registrations, the withdrawals of requests that the engine aborted, and the
-   * heartbeats.
-   */
   step({ incarnation, registrations, withdrawals, heartbeats }: DecodeWorkerStep): void {
     this.#incarnation = incarnation;
     for (const order of registrations) {
       if (order.isAwaited) this.#receives.start(order);
       else this.#release(order);
     }
-    for (const requestId of withdrawals) {
-      this.#receives.abort(
-        requestId,
-        new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted`),
-      );
-    }
+    for (const requestId of withdrawals) this.#receives.abort(requestId);
     this.#heartbeats.change(heartbeats);
   }
 
   notified(notification: KvNotification, from: string): boolean {
-    if (notification.kind === "done") {
-      this.#heard("done", notification.requestId, from);
-      return true;
+    switch (notification.kind) {
+      case "done":
+        this.#heard("done", notification.requestId, from);
+        return true;
+      case "push-failure":
+        this.#heard("failed", notification.requestId, from);
+        return true;
+      case "extension": {
+        const message = decodePushControl(notification.message);
+        if (message?.kind === "ended") this.#endedAtProducer(message.ended, from);
+        else if (message?.kind === "written") {
+          const { wireId, secret } = message.written;
+          const order = this.#byWireId.get(wireId);
+          const isProven = order !== undefined && sameCapability(order.secret, secret);
+          this.#heard(isProven ? "written" : undefined, wireId, from);
+        } else return false;
+        return true;
+      }
+      default:
+        return false;
     }
-    if (notification.kind === "push-failure") {
-      this.#heard("failed", notification.requestId, from);
-      return true;
-    }
-    const message =
-      notification.kind === "extension" ? decodePushControl(notification.message) : undefined;
-    if (message?.kind === "written") this.#written(message.written, from);
-    else if (message?.kind === "ended") this.#endedAtProducer(message.ended, from);
-    else return false;
-    return true;
   }
 
-  /**
-   * Takes a notice with the registration's secret: P's rank with the agent `from` has written its
-   * share.
-   */
-  #written({ wireId, secret }: RegistrationWritten, from: string): void {
-    const order = this.#byWireId.get(wireId);
-    if (order !== undefined && sameCapability(order.secret, secret))
-      this.#heard("written", wireId, from);
-    else this.#notificationIgnored(wireId, from);
+  /** What P's agent `from` says of a registration; undefined: nothing proven. */
+  #heard(reply: "done" | "failed" | "written" | undefined, requestId: string, from: string): void {
+    if (reply !== undefined && this.#replies.add(reply, requestId, from)) return;
+    this.#context.metrics.notificationAfterExpiry();
+    this.#context.log.debug("notification-for-unknown-request", { requestId, from });
   }
 
-  /** Takes what P's rank with the agent `from` says about a registration. */
-  #heard(reply: "done" | "failed" | "written", wireId: string, from: string): void {
-    if (!this.#replies.add(reply, wireId, from)) this.#notificationIgnored(wireId, from);
-  }
-
-  /**
-   * Takes an ended notice (`push_ended`): P's rank with the agent `from` does not write, or has
-   * stopped.
-   */
+  /** `push_ended`: P's agent `from` does not write, or has stopped. */
   #endedAtProducer(ended: RegistrationEnded, from: string): void {
     const { wireId, incarnation, generation, secret, code, message } = ended;
     const order = this.#byWireId.get(wireId);
@@ -164,26 +145,18 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
     this.#replies.ended(wireId, from, new KvError(code, reason));
   }
 
-  /**
-   * Numbers of requests that wait, of notifications that are being sent, and of leases that are
-   * extended; all 0 when nothing is held.
-   */
-  outstanding(): {
-    readonly receives: number;
-    readonly notifications: number;
-    readonly heartbeats: number;
-  } {
+  outstanding(): Record<"receives" | "registered" | "notifications" | "heartbeats", number> {
     return {
       receives: this.#receives.size,
+      registered: this.#byWireId.size,
       notifications: this.#sending.size + this.#context.notifications.size,
       heartbeats: this.#heartbeats.size,
     };
   }
 
   /**
-   * Withdraws all registrations, and waits until no WRITE can arrive any more, for `CLOSE_GRACE_MS`
-   * at most. Requests that still wait then are abandoned, without a report where no reason is
-   * given: their blocks may be written to until the agent is closed.
+   * Withdraws all registrations and waits up to `CLOSE_GRACE_MS` until no WRITE can arrive.
+   * Abandons the rest, and reports it only with a reason.
    */
   async close(reason?: KvError): Promise<void> {
     const { clock, log, notifications } = this.#context;
@@ -205,11 +178,6 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
     if (reason !== undefined) await this.#running.idle();
   }
 
-  #notificationIgnored(requestId: string, from: string): void {
-    this.#context.metrics.notificationAfterExpiry();
-    this.#context.log.debug("notification-for-unknown-request", { requestId, from });
-  }
-
   #run(receive: PendingReceive<RegistrationOrder>): Promise<void> {
     const { order } = receive;
     this.#byWireId.set(order.wireId, order);
@@ -222,10 +190,7 @@ export class DecodeWorker implements WorkerHalf<DecodeWorkerStep> {
     if (error !== undefined && NOT_REGISTERED.includes(error.failureType)) this.#release(order);
   }
 
-  /**
-   * Withdraws a request that needs no KV, so that P frees its blocks. A vLLM P frees them when the
-   * lease ends.
-   */
+  /** P can free its blocks before the lease ends. */
   #release(order: RegistrationOrder): void {
     if (this.#closed) return;
     const { log } = this.#context;

@@ -1,13 +1,41 @@
 import { type ConnectorLoader, registerConnector } from "@kv/connector";
-import type { ConnectorModule } from "@kv/interface";
+import { createConnectorWorker } from "@kv/connector/building-blocks";
+import type { ConnectorModule, WorkerConnector, WorkerOptions } from "@kv/interface";
+import { PUSH_CONTROL, REQUEST_CONTROL } from "@kv/protocol";
+import { DecodeWorker } from "./decode-worker.js";
+import { PrefillWorker } from "./prefill-worker.js";
 import { createPushScheduler } from "./scheduler.js";
-import { createPushWorker } from "./worker.js";
+import { PUSH, type PushStepMetadata } from "./step-metadata.js";
 
 export { createPushScheduler, type PushScheduler } from "./scheduler.js";
 export type { PushStepMetadata, RegistrationOrder } from "./step-metadata.js";
-export { createPushWorker } from "./worker.js";
 
-/** The names of this connector in `kv_connector`: vLLM's and its own. */
+/**
+ * The worker side of push for one rank.
+ * @throws `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`.
+ */
+export function createPushWorker(options: WorkerOptions): WorkerConnector & AsyncDisposable {
+  return createConnectorWorker<PushStepMetadata>(options, {
+    name: PUSH,
+    transferMode: "push",
+    operation: "write",
+    features: [PUSH_CONTROL, REQUEST_CONTROL],
+    lists: ["registrations", "withdrawals"],
+    createHalves(context) {
+      if (options.config.enablePermuteLocalKv) {
+        const reason = "push always converts HND blocks of P for an NHD cache of D";
+        context.log.warn("setting-not-used", {
+          key: "enable_permute_local_kv",
+          value: true,
+          reason,
+        });
+      }
+      return { prefill: new PrefillWorker(context), decode: new DecodeWorker(context) };
+    },
+  });
+}
+
+/** vLLM's names of this connector in `kv_connector`, and its own. */
 export const PUSH_CONNECTOR_NAMES = ["NixlPushConnector", "push"] as const;
 
 /** The connector in which P WRITEs into D, as vLLM's `NixlPushConnector` does. */

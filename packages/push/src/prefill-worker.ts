@@ -1,7 +1,10 @@
 import {
   idleWithinGrace,
-  type LeaseOrder,
+  Leases,
+  MessageGuard,
   type RemoteEngines,
+  ranksToAsk,
+  TaskTracker,
   type WorkerContext,
   type WorkerHalf,
 } from "@kv/connector/building-blocks";
@@ -10,41 +13,36 @@ import {
   decodePushControl,
   decodeRegistration,
   decodeRequestControl,
-  type ExtensionMessage,
   type KvNotification,
   type Registration,
+  type RequestProof,
 } from "@kv/protocol";
 import { type ConsumerEngine, consumerEngines } from "./prefill/consumer-engine.js";
-import { EndedNotices } from "./prefill/ended-notices.js";
-import { FinishedRequests, type NamedRequest } from "./prefill/finished-requests.js";
 import { LayerwiseWrites } from "./prefill/layerwise-writes.js";
-import { type ProducedRequest, ProducedRequests } from "./prefill/produced-requests.js";
 import {
+  consumerRequestKey,
   EndedRegistrations,
   MAX_WAITING_BYTES,
+  type ProducedRequest,
+  ProducedRequests,
   RegistrationMatcher,
   registrationKey,
+  type WriteProgress,
 } from "./prefill/registrations.js";
-import { WriteDispatcher } from "./prefill/write-blocks.js";
+import { type DispatchedWrite, WriteDispatcher } from "./prefill/write-blocks.js";
 import type { PushStepMetadata } from "./step-metadata.js";
 
-/** The part of a step that concerns the producer. */
 export type PrefillWorkerStep = Pick<
   PushStepMetadata,
   "schedulerClockMs" | "incarnation" | "inBatch" | "notSent" | "leases" | "lost"
 >;
 
-/**
- * How long ended requests and registrations are remembered. Messages about them that are still in
- * flight arrive within this time.
- */
-const REMEMBER_MS = 600_000;
+type NamedRequest = Pick<RequestProof, "requestId"> & Partial<RequestProof>;
 
 /**
- * P's half of a worker. It owns the registrations, the finished requests, their leases and the
- * WRITEs of one rank. It acts on events only (a step, a computed layer, a notification, the end of
- * a handshake or a transfer, the end of a lease) and never polls. No event waits for a handshake or
- * for a slow consumer.
+ * P's half of a worker. Keeps each finished request's blocks under a lease, and writes them to
+ * matching registrations. The engine gets them back when every rank of D is served, or when the
+ * lease ends first. Events never wait for a handshake or a slow D.
  */
 export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
   readonly engines: RemoteEngines<ConsumerEngine>;
@@ -54,50 +52,43 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
   readonly #matcher: RegistrationMatcher;
   readonly #dispatcher: WriteDispatcher;
   readonly #layerwise: LayerwiseWrites | undefined;
-  readonly #endedNotices: EndedNotices;
-  readonly #finished: FinishedRequests;
-  /** This producer's process; undefined before the first step. */
+  readonly #guard: MessageGuard;
+  readonly #leases: Leases;
+  readonly #writes = new Map<string, DispatchedWrite>();
+  readonly #serving = new TaskTracker();
+  readonly #releasing = new TaskTracker();
+  readonly #telling = new TaskTracker();
+  /** Undefined before the first step. */
   #incarnation: string | undefined;
   #closed = false;
+  #isSilent = false;
 
   constructor(context: WorkerContext) {
-    const { clock, local, settings } = context;
+    const { clock, local, log, settings, tracer } = context;
+    const { extensionMs, requiresKvPeer } = settings;
     this.#context = context;
     this.engines = consumerEngines(context);
-    this.#requests = new ProducedRequests({ clock, rememberMs: REMEMBER_MS });
-    this.#endedRegistrations = new EndedRegistrations({ clock, rememberMs: REMEMBER_MS });
+    this.#requests = new ProducedRequests({ clock });
+    this.#endedRegistrations = new EndedRegistrations({ clock });
     this.#dispatcher = new WriteDispatcher(context, this.engines);
-    const regions = local.regions.map(({ name }) => name);
-    this.#layerwise = settings.isLayerwise
-      ? new LayerwiseWrites({ dispatcher: this.#dispatcher, regions })
-      : undefined;
-    this.#endedNotices = new EndedNotices({
-      context,
-      consumers: this.engines,
-      layerwise: this.#layerwise,
-    });
-    this.#finished = new FinishedRequests({
-      context,
-      requests: this.#requests,
-      endedRegistrations: this.#endedRegistrations,
-      dispatcher: this.#dispatcher,
-      layerwise: this.#layerwise,
-      endedNotices: this.#endedNotices,
-    });
+    if (settings.isLayerwise) {
+      const regions = local.regions.map(({ name }) => name);
+      this.#layerwise = new LayerwiseWrites({ dispatcher: this.#dispatcher, regions });
+    }
+    this.#guard = new MessageGuard({ requiresKvPeer, log });
+    const onExpired = (wireId: string) => this.#leaseExpired(wireId);
+    this.#leases = new Leases({ clock, extensionMs, tracer, onExpired });
     this.#matcher = new RegistrationMatcher({
       clock,
       requests: this.#requests,
       waitMs: { plain: settings.registrationTimeoutMs, own: settings.kvPeerRegistrationTimeoutMs },
-      onExpired: (key, registration) =>
-        this.#refuse(
-          key,
-          registration,
-          new KvError("KV_REQUEST_TIMEOUT", "the prompt did not reach the prefill worker in time"),
-        ),
+      onExpired: (key, registration) => {
+        const message = "the prompt did not reach the prefill worker in time";
+        this.#refuse(key, registration, new KvError("KV_REQUEST_TIMEOUT", message));
+      },
     });
   }
 
-  /** Takes the requests that run, that ended without anything to send, and that finished. */
   step({
     incarnation,
     inBatch,
@@ -109,21 +100,24 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
     this.#incarnation = incarnation;
     for (const order of inBatch) this.#requests.admit(order);
     for (const requestId of notSent) this.#requestNotSent(requestId);
-    for (const order of leases) this.#requestFinished(order, schedulerClockMs);
+    for (const order of leases) {
+      const request = this.#requests.finish(order);
+      this.#leases.grant(order, schedulerClockMs);
+      for (const [key, registration] of this.#matcher.takeFor(request))
+        this.#write(key, registration, request);
+      for (const [key, registration, error] of this.#matcher.takeMismatched(request))
+        this.#refuse(key, registration, error);
+    }
     for (const requestId of lost) this.#context.output.sent(requestId);
   }
 
-  /**
-   * Writes a layer that was computed to the registrations that wait for its requests. Does nothing
-   * if layer-wise push is off.
-   */
   layerComputed({ regions, computedTokens }: ComputedLayer): void {
     if (this.#closed || this.#layerwise === undefined) return;
     for (const [requestId, tokens] of Object.entries(computedTokens)) {
       const request = this.#requests.byRequestId(requestId);
       if (request === undefined || request.finished !== undefined) continue;
       const { numTokens, promptBlockIds } = request.order;
-      // A layer of a prompt in chunks is complete with the last chunk.
+      // A prompt's last chunk completes a layer.
       if (promptBlockIds === undefined || numTokens === undefined || tokens < numTokens) continue;
       this.#layerwise.layerComputed(request, regions, this.#matcher.waitingFor(request));
     }
@@ -140,20 +134,28 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
       case "push-registration":
         this.register(decodeRegistration(notification.registration), from);
         return true;
-      case "extension":
-        return this.#extended(notification.message, from);
+      case "extension": {
+        const push = decodePushControl(notification.message);
+        if (push?.kind === "withdrawal") {
+          this.withdraw(push.registration, from);
+          return true;
+        }
+        const request = decodeRequestControl(notification.message);
+        if (request?.kind !== "heartbeat") return false;
+        this.heartbeat(request.requests, from);
+        return true;
+      }
       default:
         return false;
     }
   }
 
-  /**
-   * Takes a registration (`PUSH_REG:`) from the agent `from`: it is written, refused, or waits for
-   * its prompt.
-   */
+  /** Takes a registration (`PUSH_REG:`), perhaps twice: all ranks of a vLLM D send the same one. */
   register(registration: Registration, from: string): void {
     const key = registrationKey(registration);
-    if (this.#closed || this.#isKnown(key)) return;
+    const isKnown =
+      this.#writes.has(key) || this.#endedRegistrations.has(key) || this.#matcher.isWaiting(key);
+    if (this.#closed || isKnown) return;
     if (registration.own === undefined && this.#context.settings.requiresKvPeer) {
       const { wireId: request, engineId } = registration;
       const setting = "require_kv_peer";
@@ -168,106 +170,90 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
     if (this.#isValid(key, registration)) this.#match(key, registration, from);
   }
 
-  /**
-   * Takes a withdrawal: the consumer gets a notice when no WRITE of the registration is in flight
-   * and none will come.
-   */
+  /** D gets a notice when no WRITE of the registration is in flight and none will come. */
   withdraw(registration: Registration, from: string): void {
     if (this.#closed) return;
     const key = registrationKey(registration);
     const error = new KvError("KV_REQUEST_ABORTED", `request ${registration.wireId} was withdrawn`);
-    // The end of the write sends the notice.
-    if (this.#finished.withdraw(key, error)) return;
-    this.#matcher.delete(key);
-    if (this.#endedRegistrations.has(key)) {
-      this.#endedNotices.send(key, registration, error);
+    const write = this.#writes.get(key);
+    if (write !== undefined) {
+      write.withdrawn = true;
+      write.controller.abort(error);
       return;
     }
-    if (!this.#isValid(key, registration)) return;
-    // The registration itself may still arrive. It counts as ended.
-    this.#endedRegistrations.add(key);
-    this.#endedNotices.send(key, registration, error);
-    // A withdrawal has no blocks: it waits for its prompt, and frees it.
-    this.#match(`${key} nothing`, registration, from);
+    this.#matcher.delete(key);
+    const hasEnded = this.#endedRegistrations.has(key);
+    if (!hasEnded && !this.#isValid(key, registration)) return;
+    // The registration may still arrive. It counts as ended.
+    this.#end(key, registration, error);
+    // A withdrawal waits for its prompt and frees it.
+    if (!hasEnded) this.#match(`${key} nothing`, registration, from);
   }
 
-  /** Extends the leases of the requests that a heartbeat of the agent `from` names. */
+  /** An `@kv` D names wire id and capability; vLLM's D names the proxy's request. */
   heartbeat(named: readonly NamedRequest[], from: string): void {
-    this.#finished.extendLeases(named, from);
+    for (const { requestId: name, capability } of named) {
+      const exact = this.#requests.byWireId(name);
+      const requests = exact === undefined ? this.#requests.byName("alias", name) : [exact];
+      for (const request of requests)
+        if (this.#guard.mayAct(request, capability, from)) this.#leases.extend([request.wireId]);
+    }
   }
 
-  /** Numbers of held resources, for tests and metrics; all are 0 when nothing is held. */
-  outstanding(): {
-    batch: number;
-    leases: number;
-    registrations: number;
-    writes: number;
-    endedNotices: number;
-    layerwiseWrites: number;
-  } {
-    const { leases, releasing } = this.#finished.outstanding();
+  outstanding(): Record<
+    | "batch"
+    | "leases"
+    | "registrations"
+    | "registrationBytes"
+    | "names"
+    | "writes"
+    | "writeQueues"
+    | "endedNotices"
+    | "layerwiseWrites",
+    number
+  > {
     return {
       batch: this.#requests.size,
-      leases,
+      leases: this.#leases.size,
       registrations: this.#matcher.size,
-      writes: this.#dispatcher.size,
-      endedNotices: this.#endedNotices.size,
-      layerwiseWrites: (this.#layerwise?.size ?? 0) + releasing,
+      registrationBytes: this.#matcher.bytes,
+      names: this.#requests.names + this.#matcher.names,
+      writes: this.#writes.size + this.#dispatcher.size,
+      writeQueues: this.#dispatcher.queues,
+      endedNotices: this.#telling.size,
+      layerwiseWrites: (this.#layerwise?.size ?? 0) + this.#releasing.size,
     };
   }
 
   /**
-   * Aborts everything, and waits until no WRITE can touch memory any more, for `CLOSE_GRACE_MS` at
-   * most. With a reason, the consumers that wait are told, and finished requests are reported as
-   * sent.
+   * Aborts all and waits up to `CLOSE_GRACE_MS` until no WRITE touches memory. With a reason, tells
+   * the waiting D's and reports finished requests as sent.
    */
   async close(reason?: KvError): Promise<void> {
     const { clock, log, output } = this.#context;
     this.#closed = true;
-    const waiting = this.#matcher.takeAll();
-    if (reason === undefined) this.#endedNotices.close();
-    else for (const [key, registration] of waiting) this.#refuse(key, registration, reason);
+    this.#isSilent = reason === undefined;
+    const ended = reason ?? new KvError("KV_AGENT_CLOSED", "the worker was closed");
+    for (const [key, registration] of this.#matcher.takeAll())
+      if (reason !== undefined) this.#refuse(key, registration, reason);
     this.#layerwise?.close();
-    this.#finished.close(reason);
-    if (!(await idleWithinGrace(clock, [this.#dispatcher, this.#finished, this.#endedNotices]))) {
+    this.#leases.close();
+    for (const { controller } of this.#writes.values()) controller.abort(ended);
+    if (!(await idleWithinGrace(clock, [this.#dispatcher, this.#serving, this.#telling])))
       log.warn("close-did-not-wait", { writes: this.#dispatcher.size });
-    }
-    this.#endedNotices.close();
+    this.#isSilent = true;
     if (reason !== undefined)
       for (const { requestId, finished } of this.#requests)
         if (finished !== undefined) output.sent(requestId);
     this.#requests.clear();
   }
 
-  #extended(message: ExtensionMessage, from: string): boolean {
-    const push = decodePushControl(message);
-    if (push?.kind === "withdrawal") {
-      this.withdraw(push.registration, from);
-      return true;
-    }
-    const request = decodeRequestControl(message);
-    if (request?.kind !== "heartbeat") return false;
-    this.heartbeat(request.requests, from);
-    return true;
-  }
-
-  #requestFinished(order: LeaseOrder, schedulerClockMs: number): void {
-    const request = this.#requests.finish(order);
-    this.#finished.grantLease(order, schedulerClockMs);
-    for (const [key, registration] of this.#matcher.takeFor(request)) {
-      this.#write(key, registration, request);
-    }
-    for (const [key, registration, error] of this.#matcher.takeMismatched(request))
-      this.#refuse(key, registration, error);
-  }
-
   #requestNotSent(requestId: string): void {
     const request = this.#requests.byRequestId(requestId);
     if (request !== undefined) {
-      // With layer-wise push the engine keeps the blocks until the worker reports the request: a
-      // WRITE may read them.
+      // With layer-wise push the engine keeps the blocks until the worker's report.
       if (this.#layerwise === undefined) this.#requests.end(request);
-      else this.#finished.free(request);
+      else this.#free(request);
     }
     const transferId = request?.transferId;
     for (const [key, registration] of this.#matcher.takeNaming({ requestId, transferId })) {
@@ -276,19 +262,6 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
     }
   }
 
-  /**
-   * True for a registration that was received before: all ranks of a vLLM consumer send the same
-   * one, and a message may arrive twice.
-   */
-  #isKnown(key: string): boolean {
-    return (
-      this.#finished.isWriting(key) ||
-      this.#endedRegistrations.has(key) ||
-      this.#matcher.isWaiting(key)
-    );
-  }
-
-  /** Refuses a registration that is for another engine, or whose generation has ended. */
   #isValid(key: string, registration: Registration): boolean {
     const { producerEngineId, own } = registration;
     const { engineId } = this.#context.options.engine;
@@ -305,45 +278,133 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
 
   #match(key: string, registration: Registration, from: string): void {
     const match = this.#matcher.find(registration, this.#incarnation);
-    if (match.kind === "matched") this.#write(key, registration, match.request);
-    else if (match.kind === "gone") this.#refuse(key, registration, match.error);
-    else this.#wait(key, registration, from);
+    if (match === undefined) this.#wait(key, registration, from);
+    else if (KvError.is(match)) this.#refuse(key, registration, match);
+    else this.#write(key, registration, match);
   }
 
   #wait(key: string, registration: Registration, from: string): void {
     for (const [lostKey, lost] of this.#matcher.wait(key, registration)) {
       const { engineId } = lost;
-      this.#context.log.error("push-registrations-full", {
-        from,
-        engineId,
-        waiting: this.#matcher.size,
-      });
+      const waiting = this.#matcher.size;
+      this.#context.log.error("push-registrations-full", { from, engineId, waiting });
       const message = `the registrations that wait at the prefill worker hold more than ${MAX_WAITING_BYTES / 2 ** 20} MiB, those of this engine most`;
       this.#refuse(lostKey, lost, new KvError("KV_REQUEST_INVALID", message));
     }
   }
 
+  /** Without blocks, a registration only marks its rank as served. */
   #write(key: string, registration: Registration, request: ProducedRequest): void {
+    let ranks: readonly number[];
     try {
-      this.#finished.write(key, registration, request);
+      ranks = this.#ranksToServe(registration, request);
     } catch (error) {
-      this.#refuse(
-        key,
-        registration,
-        KvError.from(error, "KV_TOPOLOGY_INVALID", "a registration cannot be served"),
-      );
+      const refusal = KvError.from(error, "KV_TOPOLOGY_INVALID", "a registration cannot be served");
+      this.#refuse(key, registration, refusal);
+      return;
     }
+    const { finished: order, progress } = request;
+    if (registration.blockIds.length === 0 || order === undefined || progress === undefined) {
+      this.#end(key, registration);
+      this.#served(request, ranks);
+      return;
+    }
+    let written: ReadonlySet<string> = new Set<string>();
+    const controller = new AbortController();
+    const includesRegion = (region: string) => !written.has(region);
+    const write: DispatchedWrite = { registration, ranks, order, includesRegion, controller };
+    this.#writes.set(key, write);
+    progress.writing += 1;
+    const serve = async () => {
+      if (this.#layerwise !== undefined)
+        written = await this.#layerwise.finish(key, order, controller.signal);
+      this.#end(key, registration, await this.#dispatcher.write(write));
+    };
+    this.#serving.track(
+      serve().then(() => {
+        this.#writes.delete(key);
+        progress.writing -= 1;
+        this.#served(request, ranks);
+      }),
+    );
+  }
+
+  /**
+   * The D ranks that a registration is for. The first match decides the D.
+   * @throws `KV_GENERATION_STALE` where the request has ended; `KV_REQUEST_INVALID` for a rank that this one does not serve.
+   */
+  #ranksToServe(registration: Registration, request: ProducedRequest): readonly number[] {
+    if (!this.#requests.isCurrent(request))
+      throw new KvError("KV_GENERATION_STALE", "the request with that id has ended");
+    const { tpSize, own, engineId } = registration;
+    const remote = { tpSize, dcpSize: own?.dcpSize };
+    request.progress ??= {
+      consumer: consumerRequestKey(registration),
+      ranks: ranksToAsk(this.#context.local, remote, "decode").tpRanks,
+      servedRanks: new Set(),
+      writing: 0,
+    };
+    const { ranks } = request.progress;
+    if (own === undefined) return ranks;
+    if (ranks.includes(own.rank)) return [own.rank];
+    throw new KvError(
+      "KV_REQUEST_INVALID",
+      `this rank does not serve rank ${own.rank} of engine ${engineId}, only ${ranks.join(", ")}`,
+    );
+  }
+
+  #served(request: ProducedRequest, served: readonly number[]): void {
+    const { servedRanks, ranks, writing } = request.progress as WriteProgress;
+    for (const rank of served) servedRanks.add(rank);
+    if (writing > 0 || !this.#requests.isCurrent(request)) return;
+    // If the lease ended during the write, no further rank is awaited.
+    if (servedRanks.size === ranks.length || !this.#leases.has(request.wireId))
+      this.#complete(request);
+  }
+
+  #leaseExpired(wireId: string): void {
+    const { metrics, log } = this.#context;
+    const request = this.#requests.byWireId(wireId);
+    if (request === undefined) return;
+    const { writing = 0, servedRanks } = request.progress ?? {};
+    // A running WRITE's end frees the blocks.
+    if (writing > 0) return;
+    metrics.leaseExpired();
+    const { requestId } = request;
+    log.warn("lease-expired", { requestId, ranks: servedRanks?.size ?? 0 });
+    this.#complete(request);
+  }
+
+  #complete(request: ProducedRequest): void {
+    this.#leases.release(request.wireId);
+    this.#free(request);
+  }
+
+  /** Reports the request as sent when no layer-wise write reads its blocks. */
+  #free(request: ProducedRequest): void {
+    const { output } = this.#context;
+    this.#requests.end(request);
+    const released = this.#layerwise?.release(request);
+    if (released === undefined) output.sent(request.requestId);
+    else this.#releasing.track(released.then(() => output.sent(request.requestId)));
   }
 
   #refuse(key: string, registration: Registration, error: KvError): void {
     const { wireId: request, engineId } = registration;
+    const { code, message } = error;
+    this.#context.log.info("push-refused", { request, engineId, code, error: message });
+    this.#end(key, registration, error);
+  }
+
+  /**
+   * The one end of a registration. After an error, D gets a notice: no WRITE is in flight, and none
+   * will come.
+   */
+  #end(key: string, registration: Registration, error?: KvError): void {
     this.#endedRegistrations.add(key);
-    this.#context.log.info("push-refused", {
-      request,
-      engineId,
-      code: error.code,
-      error: error.message,
-    });
-    this.#endedNotices.send(key, registration, error);
+    if (error === undefined || this.#isSilent) return;
+    const ended = this.#layerwise?.abort(key, error) ?? Promise.resolve();
+    if (this.#dispatcher.canTell(registration))
+      this.#telling.track(ended.then(() => this.#dispatcher.tellEnded(registration, error)));
   }
 }

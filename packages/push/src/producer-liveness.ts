@@ -10,25 +10,21 @@ import type { RegistrationOrder } from "./step-metadata.js";
 
 type EngineAddress = OpenEngine["address"];
 
-/** Options of `ProducerLiveness`. */
 export interface ProducerLivenessOptions {
   readonly clock: Clock;
   readonly engines: Pick<RemoteEngines, "peek" | "drop" | "queryLease">;
   readonly receives: Pick<PendingReceives<RegistrationOrder>, "values">;
-  /** How long one probe may take, in milliseconds. */
   readonly probeTimeoutMs: number;
 }
 
 /**
- * Detects producers that have died: one that dies between a registration and its WRITE sends
- * nothing. After a failed heartbeat the producer is probed; a new incarnation, or two missed probes
- * in a row, mean that it is gone, and its requests fail. A vLLM producer is not probed, because its
- * handshake listener stops at a message that it does not know: two failed heartbeats in a row mean
- * that it is gone.
+ * Detects P's that die between a registration and its WRITE. After a failed heartbeat P is probed:
+ * a new incarnation or two missed probes in a row mean death. vLLM's listener would stop at a
+ * probe, so its P is dead after two failed heartbeats in a row.
  */
 export class ProducerLiveness {
   readonly #options: ProducerLivenessOptions;
-  /** How many heartbeats in a row failed and were not answered by a probe, by engine. */
+  /** Failed heartbeats in a row without an answered probe, by engine. */
   readonly #missed = new Map<string, number>();
   readonly #probes = new Set<AbortController>();
 
@@ -40,16 +36,13 @@ export class ProducerLiveness {
     this.#missed.delete(engineKey(engine));
   }
 
-  /**
-   * The transport did not deliver a heartbeat to the engine. Probes it, and fails its requests if
-   * it has gone. Never rejects.
-   */
+  /** Fails the requests of an engine that is gone. Never rejects. */
   async heartbeatFailed(address: EngineAddress): Promise<void> {
     const { engines, receives } = this.#options;
     const { engineId } = address;
     const key = engineKey(address);
     const engine = engines.peek(address);
-    // A request that still opens the engine shakes hands with what answers then.
+    // A request that still opens the engine shakes hands with whatever answers.
     const waiting = [...receives.values()].filter((receive) => receive.engine === engine);
     const first = waiting[0];
     if (first === undefined || engine === undefined) return;
@@ -70,10 +63,7 @@ export class ProducerLiveness {
     }
   }
 
-  /**
-   * The answer of the process at the producer's address; undefined if none answers in time. Never
-   * rejects.
-   */
+  /** Undefined if no process answers in time. Never rejects. */
   async probe({ remote }: RegistrationOrder): Promise<LeaseReply | undefined> {
     const { clock, probeTimeoutMs, engines } = this.#options;
     const controller = new AbortController();
@@ -92,17 +82,12 @@ export class ProducerLiveness {
     }
   }
 
-  /** Aborts the probes that run. */
   close(): void {
     const reason = new KvError("KV_AGENT_CLOSED", "the worker was closed");
     for (const probe of this.#probes) probe.abort(reason);
   }
 }
 
-/**
- * Whether the agents of an open engine are those of the process that answered. One that has
- * registered its caches again has closed them before.
- */
 export function isSameAgent(
   {
     incarnation,

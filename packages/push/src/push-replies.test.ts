@@ -1,6 +1,6 @@
 import { KvError, systemClock } from "@kv/interface";
 import { expect, test } from "vitest";
-import { PushReplies } from "./registration-replies.js";
+import { PushReplies } from "./receive.js";
 
 test("an agent that sends replies under very many names does not fill the memory", () => {
   const replies = new PushReplies({ clock: systemClock() });

@@ -2,8 +2,9 @@ import type { RemoteEngine, WorkerContext } from "@kv/connector/building-blocks"
 import type { BlockIds, KvCacheConfig, KvCacheKind } from "@kv/interface";
 import { buildEngineTransferPlan, exchangedBlocks, type RankGeometry } from "@kv/plan";
 import { PUSH_CONTROL } from "@kv/protocol";
+import { listAgent, testContext } from "@kv/testing/worker-context";
 import { describe, expect, it } from "vitest";
-import { planReceive } from "./receive.js";
+import { planProducer, planReceive } from "./receive.js";
 import type { RegistrationOrder } from "./step-metadata.js";
 
 const CELL_BYTES = 16;
@@ -87,8 +88,21 @@ function pair(
       planReceive(engine, { requestId: "r", ...order } as RegistrationOrder, {
         caches: { config: config(ours), regions: [] },
         options: { engine: { tpSize: 1 } } as WorkerContext["options"],
-        model: { numKvHeads: 1, groups: groups.map(({ kind }) => kind) },
       }),
+    /** What D says of the engine, when it has shaken hands. */
+    judged() {
+      const context = testContext({
+        agent: listAgent(),
+        local: engine.plan.local,
+        model: { numKvHeads: 1, groups: groups.map(({ kind }) => kind) },
+        remote: () => [],
+      });
+      const ranks = [{ tpRank: 0, geometry: engine.plan.remote, agentMetadata: new Uint8Array() }];
+      const { features } = engine;
+      const clock = { offsetMs: 0, rttMs: 0, earliestLocalMs: (seconds: number) => seconds };
+      const address = { ...engine.address, host: "p", port: 1, tpSize: 1, dcpSize: 1, ppSize: 1 };
+      return planProducer(context, address, { ranks, features, clock, incarnation: undefined });
+    },
   };
 }
 
@@ -130,18 +144,19 @@ describe("D refuses before it registers a block", () => {
   });
 
   it("unequal block sizes at a vLLM P", () => {
-    const { blocks, plan } = pair([FULL], { ours: 32, isPlain: true });
-    expect(() => plan(blocks(64))).toThrow(code("KV_PLAN_UNSUPPORTED"));
+    const judged = () => pair([FULL], { ours: 32, isPlain: true }).judged();
+    expect(judged).toThrow("a vLLM 0.33 prefill worker cannot push to such blocks");
+    expect(pair([FULL], { ours: 32 }).judged().plan.blockSizeRatio).toBe(2);
   });
 
-  it("field.md P2: what a vLLM P refuses by its own table, for vLLM's reason and not after a timeout", () => {
+  it("field.md P2, H1: what a vLLM P refuses by its own table, for vLLM's reason and in the handshake", () => {
     const local = { tpSize: 2 };
-    const { blocks, plan } = pair([FULL], { isPlain: true, local });
-    expect(() => plan(blocks(64))).toThrow(code("KV_PLAN_UNSUPPORTED"));
-    expect(() => plan(blocks(64))).toThrow(
+    const judged = () => pair([FULL], { isPlain: true, local }).judged();
+    expect(judged).toThrow(
       "engine p: a vLLM refuses a peer of TP 2, more than its own and than the 1 KV heads",
     );
-    expect(pair([FULL], { local }).plan(blocks(64)).lengthBytes).toBe(64 * CELL_BYTES);
+    const { blocks, plan } = pair([FULL], { local });
+    expect(plan(blocks(64)).lengthBytes).toBe(64 * CELL_BYTES);
   });
 
   it.each([

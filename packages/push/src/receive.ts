@@ -1,20 +1,26 @@
 import {
+  type OpenEngine,
   type PendingReceive,
+  planPrefillEngine,
   ReceiveError,
   type RemoteEngine,
   type RemoteEngines,
   traced,
   type WorkerContext,
 } from "@kv/connector/building-blocks";
-import { KvError, type Timer } from "@kv/interface";
-import { planRequest, type RequestPlan } from "@kv/plan";
-import { encodeRegistration, encodeWithdrawal, PUSH_CONTROL, type Registrant } from "@kv/protocol";
+import { type BlockIds, type Clock, type KvCacheConfig, KvError, type Timer } from "@kv/interface";
+import { exchangedBlocks, planRequest, type RequestPlan } from "@kv/plan";
+import { checkedSide, vllmLimitOf } from "@kv/plan/vllm";
+import {
+  baseRequestId,
+  encodeRegistration,
+  encodeWithdrawal,
+  PUSH_CONTROL,
+  type Registrant,
+} from "@kv/protocol";
 import { isSameAgent, type ProducerLiveness } from "./producer-liveness.js";
-import { assertVllmCanWrite, placeholderBlocks } from "./receive-plan.js";
-import type { RegistrationReplies } from "./registration-replies.js";
 import type { RegistrationOrder } from "./step-metadata.js";
 
-/** The parts of D's worker that a receive uses. */
 export interface ReceivePushOptions {
   readonly context: WorkerContext;
   readonly engines: Pick<RemoteEngines, "acquire" | "drop">;
@@ -22,17 +28,21 @@ export interface ReceivePushOptions {
   registrant(): Registrant;
 }
 
-/** How often a withdrawal is repeated until it is answered. */
+/** A withdrawal is repeated until it is answered. */
 const WITHDRAWAL_REPEAT_MS = 1000;
-/** How long a failed request waits for the answer before it is reported with its blocks at risk. */
+/** A failed request waits this long before its blocks are reported as at risk. */
 const REPORT_GRACE_MS = 500;
+/** Done notifications kept before a step names their request: another rank registered. */
+const MAX_EARLY = 4096;
+/** Agents choose their names, so their number per registration is limited. */
+const MAX_AGENTS = 4096;
+/** Older early notifications belong to another use of the id. */
+const EARLY_MS = 10_000;
 
 /**
- * Receives the KV of one request that a producer writes: registers the blocks, waits for the done
- * notification of each of the producer's ranks, then runs the receive pass. Settles when no WRITE
- * can arrive any more; or after `decoderBlocksTtlMs`, or when the worker abandons it, although a
- * WRITE may still arrive. A vLLM P does not compare the prompts, and never says that it will not
- * write.
+ * Registers the blocks, waits for each P rank's done notification, and runs the receive pass.
+ * Settles when no WRITE can arrive. After `decoderBlocksTtlMs`, or when abandoned, one still may.
+ * A vLLM P neither compares prompts nor says that it will not write.
  * @throws `ReceiveError`.
  */
 export async function receivePush(
@@ -40,26 +50,37 @@ export async function receivePush(
   replies: RegistrationReplies,
   options: ReceivePushOptions,
 ): Promise<void> {
-  const { engine, release } = await receive.open(options.engines, "push_reg_handshake_failed");
+  const { requestId, remote } = receive.order;
+  const isNamed =
+    remote.transferId !== undefined || baseRequestId(requestId) === baseRequestId(remote.requestId);
+  const { engine, release } = await receive.open(
+    options.engines,
+    "push_reg_handshake_failed",
+    isNamed,
+  );
   receive.engine = engine;
   try {
-    if (!engine.features.has(PUSH_CONTROL))
+    const isOwn = engine.features.has(PUSH_CONTROL);
+    // A vLLM P that has not answered may still compute; one that has answered writes now or never.
+    if (!isOwn && receive.order.remoteBlockIds === undefined)
       receive.allow(options.context.settings.registrationTimeoutMs);
     await new PushReceive(receive, replies, engine, options).run();
-    receive.isVerified = engine.features.has(PUSH_CONTROL);
+    receive.isVerified = isOwn;
   } finally {
     release();
   }
 }
 
-/** A request whose P is open. */
 class PushReceive {
   readonly #receive: PendingReceive<RegistrationOrder>;
   readonly #replies: RegistrationReplies;
   readonly #engine: RemoteEngine;
   readonly #options: ReceivePushOptions;
   readonly #agents: readonly string[];
+  /** An `@kv` P says everything with the registration's secret. */
+  readonly #isOwn: boolean;
   readonly #unregistered = new Set<string>();
+  #registeredMs = 0;
 
   constructor(
     receive: PendingReceive<RegistrationOrder>,
@@ -72,6 +93,7 @@ class PushReceive {
     this.#engine = engine;
     this.#options = options;
     this.#agents = [...engine.agents.values()];
+    this.#isOwn = engine.features.has(PUSH_CONTROL);
   }
 
   async run(): Promise<void> {
@@ -88,18 +110,15 @@ class PushReceive {
     await this.#receive.pass(this.#engine, plan);
   }
 
-  /**
-   * Registers the blocks with every rank and waits for the replies. Undefined if every rank has
-   * written its share, else the failure.
-   */
+  /** Undefined if every rank has written its share. */
   async #registerAndWait(): Promise<ReceiveError | undefined> {
     const receive = this.#receive;
     const { order, signal } = receive;
-    // No rank knows the blocks yet.
     if (signal.aborted) throw receive.error(signal.reason, "push_reg_handshake_failed");
     const aborted = new Promise<void>((resolve) => {
       signal.addEventListener("abort", () => resolve());
     });
+    this.#registeredMs = this.#options.context.clock.now();
     let registering = true;
     const registered = Promise.all(this.#agents.map((agent) => this.#register(agent))).then(() => {
       registering = false;
@@ -124,36 +143,21 @@ class PushReceive {
     }
   }
 
-  /**
-   * Whether a rank of P has said that it has written. One of our own must say it with the
-   * registration's secret.
-   */
   #hasWritten(agent: string): boolean {
     const { done, written } = this.#replies;
-    return this.#engine.features.has(PUSH_CONTROL) ? written.has(agent) : done.has(agent);
+    return (this.#isOwn ? written : done).has(agent);
   }
 
-  /**
-   * Whether a rank of a vLLM P has said that it does not write. One of our own says it with the
-   * registration's secret.
-   */
   #hasFailed(agent: string): boolean {
-    return !this.#engine.features.has(PUSH_CONTROL) && this.#replies.failed.has(agent);
+    return !this.#isOwn && this.#replies.failed.has(agent);
   }
 
-  /**
-   * Registers the blocks with one rank. Where the transport cannot send the message, the rank is
-   * `unregistered`, and the engine is dropped.
-   */
+  /** After a failed send the rank is `unregistered`, and the engine is dropped. */
   #register(agent: string): Promise<unknown> {
     const { order } = this.#receive;
     const { context, engines, registrant } = this.#options;
     const { notifications, metrics, log, tracer } = context;
-    const payload = encodeRegistration(
-      order,
-      registrant(),
-      this.#engine.features.has(PUSH_CONTROL),
-    );
+    const payload = encodeRegistration(order, registrant(), this.#isOwn);
     const attributes = { "kv.remote_agent": agent };
     return traced(tracer, "kv.register", { parent: order.remote.traceparent, attributes }, (span) =>
       notifications.send(agent, payload, (error) => {
@@ -171,26 +175,27 @@ class PushReceive {
   }
 
   /**
-   * Withdraws the registration, and waits until each rank that may write has replied, the
-   * producer's process is gone, or further waiting is useless. Reports the blocks as at risk when
-   * that takes longer than `REPORT_GRACE_MS`.
+   * Withdraws the registration, and waits until each rank that may write has replied, P's process
+   * is gone, or waiting is useless. After `REPORT_GRACE_MS`, reports the blocks as at risk.
    */
   async #waitUntilSafe(failure: ReceiveError): Promise<void> {
     const { order } = this.#receive;
     const { context, liveness, registrant } = this.#options;
     const { clock, settings } = context;
-    const replies = this.#replies;
+    const { ended } = this.#replies;
     const startedMs = clock.now();
-    const giveUpMs = startedMs + settings.decoderBlocksTtlMs;
+    const isLate = !this.#isOwn && order.remoteBlockIds !== undefined;
+    const giveUpMs = (isLate ? this.#registeredMs : startedMs) + settings.decoderBlocksTtlMs;
     const reportMs = startedMs + REPORT_GRACE_MS;
     const mayWrite = this.#mayWrite();
     const silent = () =>
-      replies.abandoned
-        ? []
-        : mayWrite.filter(
-            (agent) =>
-              !this.#hasWritten(agent) && !this.#hasFailed(agent) && !replies.ended.has(agent),
-          );
+      mayWrite.filter(
+        (agent) =>
+          !this.#replies.abandoned &&
+          !this.#hasWritten(agent) &&
+          !this.#hasFailed(agent) &&
+          !ended.has(agent),
+      );
     let reported = false;
     for (let round = 0; silent().length > 0; round++) {
       withdrawRegistration(context, order, registrant(), this.#engine, silent());
@@ -204,22 +209,19 @@ class PushReceive {
         await this.#nextReply(Math.max(1, Math.ceil(untilMs - clock.now())));
       }
       if (silent().length === 0 || clock.now() >= giveUpMs) return;
-      // A vLLM process sends no incarnation: a restart cannot be detected.
+      // A vLLM restart cannot be detected: it sends no incarnation.
       if (this.#engine.incarnation === undefined || round === 0) continue;
       const reply = await liveness.probe(order);
       if (reply !== undefined && !isSameAgent(this.#engine, reply)) return;
     }
   }
 
-  /** The agents of the ranks that may write to the registered blocks. */
+  /** Ranks that may write to the registered blocks. */
   #mayWrite(): readonly string[] {
-    // A vLLM rank writes to all of our ranks as soon as one of them has registered.
-    const othersRegister =
-      !this.#engine.features.has(PUSH_CONTROL) &&
-      this.#options.context.options.engine.tpSize > this.#engine.address.tpSize;
-    return othersRegister
-      ? this.#agents
-      : this.#agents.filter((agent) => !this.#unregistered.has(agent));
+    // A vLLM rank writes to all of D's ranks once one has registered.
+    const { tpSize } = this.#options.context.options.engine;
+    if (!this.#isOwn && tpSize > this.#engine.address.tpSize) return this.#agents;
+    return this.#agents.filter((agent) => !this.#unregistered.has(agent));
   }
 
   async #nextReply(timeoutMs: number): Promise<void> {
@@ -233,15 +235,14 @@ class PushReceive {
 }
 
 /**
- * Withdraws the order's blocks from these ranks. Best effort: if the message is lost, it is
- * repeated, or P frees the blocks when the lease ends. A vLLM producer gets no withdrawal, because
- * its protocol has none.
+ * Withdraws the order's blocks. A lost message is repeated, or P frees the blocks when the lease
+ * ends. vLLM's protocol has no withdrawal.
  */
 export function withdrawRegistration(
   { notifications, log }: Pick<WorkerContext, "notifications" | "log">,
   order: RegistrationOrder,
   registrant: Registrant,
-  engine: RemoteEngine,
+  engine: OpenEngine,
   agents: Iterable<string>,
 ): void {
   if (!engine.features.has(PUSH_CONTROL)) return;
@@ -258,21 +259,20 @@ export function withdrawRegistration(
 }
 
 /**
- * Plans the receive pass of a request whose blocks a producer will write. An incompatible pair is
- * refused here, before a block is registered.
- * @throws `ReceiveError` with `transfer_setup_failed` and `KV_PLAN_UNSUPPORTED`,
- * `KV_BLOCKS_MISMATCH` or those of `planRequest`.
+ * Plans the receive pass.
+ * @throws `ReceiveError` with `transfer_setup_failed` and `KV_BLOCKS_MISMATCH` or those of
+ * `planRequest`.
  */
 export function planReceive(
   engine: RemoteEngine,
   order: RegistrationOrder,
-  { caches, model, options }: Pick<WorkerContext, "caches" | "model" | "options">,
+  { caches, options }: Pick<WorkerContext, "caches" | "options">,
 ): RequestPlan {
   try {
-    if (!engine.features.has(PUSH_CONTROL)) assertVllmCanWrite(engine, order, model);
+    if (!engine.features.has(PUSH_CONTROL)) requireNoEmptyGroup(order);
     return planRequest(engine.plan, {
       localBlockIds: order.localBlockIds,
-      // Only the number of the producer's blocks matters here: it determines where ours begin.
+      // Only their number matters: it fixes where D's blocks begin.
       remoteBlockIds:
         order.remoteBlockIds ?? placeholderBlocks(order, engine, caches.config.groups),
       numTokens: order.numTokens,
@@ -288,4 +288,180 @@ export function planReceive(
       "transfer_setup_failed",
     );
   }
+}
+
+/** `written` carries the registration's secret; the others prove nothing. */
+type Reply = "done" | "failed" | "written";
+
+/** P's replies by registration. */
+export class PushReplies {
+  readonly #clock: Clock;
+  readonly #open = new Map<string, RegistrationReplies>();
+  readonly #early = new Map<string, { readonly agents: Set<string>; readonly sinceMs: number }>();
+
+  constructor({ clock }: { readonly clock: Clock }) {
+    this.#clock = clock;
+  }
+
+  /** Includes done notifications of a moment ago. */
+  open(wireId: string): RegistrationReplies {
+    const early = this.#early.get(wireId);
+    this.#early.delete(wireId);
+    const isFresh = early !== undefined && this.#clock.now() - early.sinceMs < EARLY_MS;
+    const replies = new RegistrationReplies(isFresh ? early.agents : []);
+    this.#open.set(wireId, replies);
+    return replies;
+  }
+
+  close(wireId: string): void {
+    this.#open.delete(wireId);
+  }
+
+  /** False if no such registration is open; `done` is then kept for a moment. */
+  add(reply: Reply, wireId: string, agent: string): boolean {
+    const replies = this.#open.get(wireId);
+    if (replies !== undefined) {
+      if (replies[reply].size < MAX_AGENTS) replies[reply].add(agent);
+      replies.wake();
+    } else if (reply === "done") this.#addEarly(wireId, agent);
+    return replies !== undefined;
+  }
+
+  /** With the registration's secret: the rank does not write, or has stopped. */
+  ended(wireId: string, agent: string, error: KvError): void {
+    const replies = this.#open.get(wireId);
+    if (replies === undefined) return;
+    if (replies.ended.size < MAX_AGENTS || replies.ended.has(agent))
+      replies.ended.set(agent, error);
+    replies.wake();
+  }
+
+  abandonAll(): void {
+    for (const replies of this.#open.values()) {
+      replies.abandoned = true;
+      replies.wake();
+    }
+  }
+
+  #addEarly(wireId: string, agent: string): void {
+    const early = this.#early.get(wireId) ?? {
+      agents: new Set<string>(),
+      sinceMs: this.#clock.now(),
+    };
+    if (early.agents.size < MAX_AGENTS) early.agents.add(agent);
+    this.#early.set(wireId, early);
+    const [oldest] = this.#early.keys();
+    if (this.#early.size > MAX_EARLY && oldest !== undefined) this.#early.delete(oldest);
+  }
+}
+
+/** P's replies to one registration, by agent. */
+export class RegistrationReplies implements Record<Reply, Set<string>> {
+  readonly done: Set<string>;
+  readonly failed = new Set<string>();
+  readonly written = new Set<string>();
+  readonly ended = new Map<string, KvError>();
+  abandoned = false;
+  #resolve: () => void = () => {};
+  #next = this.#nextWake();
+
+  constructor(early: Iterable<string>) {
+    this.done = new Set(early);
+  }
+
+  next(): Promise<void> {
+    return this.#next;
+  }
+
+  wake(): void {
+    this.#resolve();
+    this.#next = this.#nextWake();
+  }
+
+  #nextWake(): Promise<void> {
+    return new Promise((resolve) => {
+      this.#resolve = resolve;
+    });
+  }
+}
+
+/**
+ * One rank of D's plan for the P that writes. Refuses what a vLLM 0.33 P would refuse in silence or
+ * write wrongly: nothing would tell D.
+ * @throws `KV_PLAN_UNSUPPORTED`; those of `planPrefillEngine`.
+ */
+export function planProducer(
+  context: WorkerContext,
+  { engineId }: OpenEngine["address"],
+  answer: Parameters<typeof planPrefillEngine>[1],
+): ReturnType<typeof planPrefillEngine> {
+  const planned = planPrefillEngine(context, answer, { preparesLists: false });
+  if (answer.features.has(PUSH_CONTROL)) return planned;
+  const { plan } = planned;
+  const [mine, theirs] = [plan.local.kernelBlockSize, plan.remote.kernelBlockSize];
+  if (mine !== theirs) {
+    throw new KvError(
+      "KV_PLAN_UNSUPPORTED",
+      `engine ${engineId} has kernel blocks of ${theirs} tokens and this one of ${mine}: a vLLM 0.33 prefill worker cannot push to such blocks`,
+      { hint: "use equal block sizes, or pull" },
+    );
+  }
+  const limit = vllmLimitOf(
+    {
+      local: checkedSide(plan.remote),
+      remote: checkedSide(plan.local),
+      model: context.model,
+      hasStates: plan.local.stateSpace !== undefined,
+      mode: "push",
+      checking: "prefill",
+    },
+    "0.33.0",
+  );
+  if (limit === undefined) return planned;
+  throw new KvError("KV_PLAN_UNSUPPORTED", `engine ${engineId}: ${limit.text}`, {
+    hint: limit.fix,
+    details: { factor: limit.factor, local: limit.decode, remote: limit.prefill },
+  });
+}
+
+/** @throws `KV_BLOCKS_MISMATCH`. */
+function requireNoEmptyGroup({ requestId, localBlockIds }: RegistrationOrder): void {
+  const empty = localBlockIds.findIndex((ids) => ids.length === 0);
+  if (empty < 0) return;
+  throw new KvError(
+    "KV_BLOCKS_MISMATCH",
+    `request ${requestId} wants no block of KV cache group ${empty}: a vLLM 0.33 prefill worker reads an empty group as all of its blocks`,
+  );
+}
+
+/** Stand in for P's block ids until it answers: as many per group as it will transfer. */
+function placeholderBlocks(
+  { numTokens, localBlockIds }: RegistrationOrder,
+  { plan }: RemoteEngine,
+  groups: KvCacheConfig["groups"],
+): BlockIds {
+  const { dcpSize = 1 } = plan.remote;
+  return localBlockIds.map((local, index) => {
+    const group = groups[index];
+    const { extent, remoteBlockTokens } = plan.groupPlans[index] ?? {};
+    // A group without tokens has as many blocks at P as are wanted here.
+    if (
+      group === undefined ||
+      remoteBlockTokens === undefined ||
+      extent === "state" ||
+      extent === "whole"
+    ) {
+      return local.map((_, i) => i);
+    }
+    const whole = Array.from(
+      { length: Math.ceil(numTokens / (remoteBlockTokens * dcpSize)) },
+      (_, i) => i,
+    );
+    const clipped = exchangedBlocks(
+      [whole],
+      { groups: [{ ...group, blockSize: remoteBlockTokens }], blockSize: remoteBlockTokens },
+      { numTokens, dcpSize },
+    );
+    return (clipped[0] ?? []).map((_, i) => i);
+  });
 }

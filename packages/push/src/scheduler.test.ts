@@ -1,9 +1,6 @@
-import { readTransferConfig } from "@kv/connector";
 import type { KvCacheConfig, KvTransferParams } from "@kv/interface";
-import { engineIdentity } from "@kv/testing/engine-identity";
-import { manualClock } from "@kv/testing/manual-clock";
+import { schedulerAlone } from "@kv/testing/scheduler-alone";
 import { simConfig } from "@kv/testing/simulator/sim-config";
-import { memoryNetwork, memorySideChannel } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { createPushScheduler } from "./scheduler.js";
 import type { PushStepMetadata } from "./step-metadata.js";
@@ -17,14 +14,7 @@ const cache: KvCacheConfig = {
 };
 
 async function setUp() {
-  const clock = manualClock(0);
-  const scheduler = createPushScheduler({
-    config: readTransferConfig({ kv_connector: "push", kv_role: "kv_both" }),
-    engine: engineIdentity("d"),
-    cache,
-    sideChannel: memorySideChannel({ network: memoryNetwork({ clock }) }),
-    clock,
-  });
+  const { scheduler } = schedulerAlone(createPushScheduler, { cache });
   await scheduler.setHandshakeMetadata([]);
   return scheduler;
 }
@@ -46,12 +36,6 @@ const coordinates = {
 };
 
 describe("a cache with states, whose last prompt token only the decode engine may compute (vllm#37310)", () => {
-  it("takes the state of a prefill engine that has left it out", async () => {
-    const answer = { ...coordinates, remote_num_tokens: 39, remote_block_ids: [[1, 2, 3], [4]] };
-    const scheduler = await setUp();
-    expect(scheduler.matchedTokens(request("r", answer), 0)).toEqual({ tokens: 39, async: true });
-  });
-
   it("refuses one that has computed it, and one that does not say how many it computes", async () => {
     const scheduler = await setUp();
     const answer = { ...coordinates, remote_num_tokens: 40, remote_block_ids: [[1, 2, 3], [4]] };
@@ -73,17 +57,6 @@ describe("a cache with states, whose last prompt token only the decode engine ma
     expect(scheduler.matchedTokens(request("r", coordinates), 0)).toEqual({
       tokens: 39,
       async: true,
-    });
-  });
-
-  it("prefills for a decode engine where its own engine leaves the last token out", async () => {
-    const produced = request("p", { do_remote_decode: true, do_remote_prefill: false });
-    const scheduler = await setUp();
-    expect(() => scheduler.matchedTokens(produced, 0)).toThrow(/this one computes all of them/);
-    expect(scheduler.tokensToPrefill(produced)).toBe(39);
-    expect(scheduler.matchedTokens({ ...produced, numPromptTokens: 39 }, 0)).toEqual({
-      tokens: 0,
-      async: false,
     });
   });
 });

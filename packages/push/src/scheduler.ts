@@ -18,7 +18,7 @@ import {
   type SchedulerOptions,
 } from "@kv/interface";
 import { promptContent, promptDigest } from "@kv/protocol";
-import { PUSH, type PushStepMetadata, type RegistrationOrder } from "./step-metadata.js";
+import { PUSH, type RegisteredBlocks, type RegistrationOrder } from "./step-metadata.js";
 
 /** The scheduler side of push. */
 export type PushScheduler = ConnectorScheduler<RemotePrefill>;
@@ -37,34 +37,35 @@ export function createPushScheduler(options: SchedulerOptions): PushScheduler {
 
 type OwnAddress = Pick<RegistrationOrder, "host" | "port" | "registrationGeneration">;
 
-type DecodeStep = Pick<PushStepMetadata, "registrations" | "withdrawals">;
+const noOrders = () => ({
+  registrations: [] as RegistrationOrder[],
+  withdrawals: [] as string[],
+});
 
-/** The P of a request's prompt, and the values from its response. */
+type DecodeStep = ReturnType<typeof noOrders>;
+
+/** P's address and, where known, its response. */
 interface RemotePrefill {
   readonly remote: RemoteRequest;
-  /**
-   * The tokens that P has computed. Undefined if it has not responded yet, because both legs of the
-   * request were sent at once.
-   */
+  /** Undefined until P responds, where both legs were sent at once. */
   readonly numTokens?: number | undefined;
-  /** P's blocks per group. Undefined if it has not responded yet. */
+  /** Per group; undefined until P responds. */
   readonly blockIds?: BlockIds | undefined;
 }
 
 /**
- * D's orders: the blocks that the workers register with P. Each registration has a new generation,
- * which stays open until the workers report that no WRITE can arrive any more.
+ * Orders the registrations. Each has a new generation, which stays open until the workers report
+ * that no WRITE can arrive.
  */
 class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
   readonly maxReaders = 1;
   readonly #cache: KvCacheConfig;
   readonly #address: () => OwnAddress;
-  /** Of the secrets of D's registrations. */
+  /** Makes the secrets of D's registrations. */
   readonly #key = randomBytes(32);
-  /** Those that are open have blocks which a WRITE may still reach. */
+  /** A WRITE may still reach the blocks of open ones. */
   readonly #generations: Generations;
-  #registrations: RegistrationOrder[] = [];
-  #withdrawals: string[] = [];
+  #step = noOrders();
 
   constructor(options: SchedulerOptions, address: () => OwnAddress) {
     this.#cache = options.cache;
@@ -89,15 +90,16 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
   }
 
   cancelFetch(requestId: string): boolean {
-    const index = this.#registrations.findIndex(
+    const { registrations } = this.#step;
+    const index = registrations.findIndex(
       (order) => order.requestId === requestId && order.isAwaited,
     );
-    if (index >= 0) this.#registrations.splice(index, 1);
+    if (index >= 0) registrations.splice(index, 1);
     return index >= 0;
   }
 
   abort(requestId: string): void {
-    this.#withdrawals.push(requestId);
+    this.#step.withdrawals.push(requestId);
   }
 
   release(request: ConnectorRequest, remote: RemoteRequest): void {
@@ -117,14 +119,17 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
   }
 
   takeStep(): DecodeStep {
-    const step = { registrations: this.#registrations, withdrawals: this.#withdrawals };
-    this.#registrations = [];
-    this.#withdrawals = [];
+    const step = this.#step;
+    this.#step = noOrders();
     return step;
   }
 
   get hasOrders(): boolean {
-    return this.#registrations.length + this.#withdrawals.length > 0;
+    return this.#step.registrations.length + this.#step.withdrawals.length > 0;
+  }
+
+  outstanding(): Record<"generations", number> {
+    return { generations: this.#generations.size };
   }
 
   close(): void {
@@ -132,23 +137,11 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
     this.takeStep();
   }
 
-  #register(
-    requestId: string,
-    remote: RemoteRequest,
-    blocks: Pick<
-      RegistrationOrder,
-      | "localBlockIds"
-      | "localComputedBlocks"
-      | "numTokens"
-      | "promptDigest"
-      | "isAwaited"
-      | "remoteBlockIds"
-    >,
-  ): void {
+  #register(requestId: string, remote: RemoteRequest, blocks: RegisteredBlocks): void {
     const { wireId, generation } = this.#generations.begin(requestId);
     const { oldestOpen = generation } = this.#generations;
     const { host, port, registrationGeneration } = this.#address();
-    this.#registrations.push({
+    this.#step.registrations.push({
       requestId,
       wireId,
       secret: this.#secretFor(remote),
@@ -164,8 +157,8 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
   }
 
   /**
-   * The secret for a P, in the form of a capability. A P learns only its own, so it cannot act on
-   * D's registrations at another P. All ranks of D send the same one.
+   * A P learns only its own secret, so it cannot act on D's registrations at another P. All ranks
+   * of D send the same one.
    */
   #secretFor(producer: RemoteRequest): string {
     return createHmac("sha256", this.#key)
@@ -177,8 +170,7 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
 }
 
 /**
- * Reads the P of a request from `kv_transfer_params`: either P's response, or, if both legs were
- * sent at once, P's address as the proxy knows it beforehand, without blocks.
+ * Reads P's response or, where both legs were sent at once, only its address from the proxy.
  * @throws `KV_REQUEST_INVALID`, naming the key and its value.
  */
 function readRemotePrefill(

@@ -10,17 +10,15 @@ const PUSH = { kv_connector: "PushOfTheMultiConnectorTest", kv_role: "kv_both" }
 registerConnector(PUSH.kv_connector, async () => pushConnector);
 
 it("push within MultiConnector hands over, whichever leg comes first, and sleeps and wakes", async () => {
-  const play = createScenario({ connector: multiConnector });
+  await using play = createScenario({ connector: multiConnector });
   const extra = { connectors: [PUSH] };
-  const p = await play.engine("p", { extra });
-  const d = await play.engine("d", { extra });
+  const { p, d } = await play.pair({ extra }, { extra });
   expect(await play.handedOver(p, d, 1)).toBe("ok");
   const received = d.decode({ ...prompt(2), params: coordinatesOf(p, "r2") });
   await play.clock.advance(20);
-  await play.clock.settle(p.prefill(prompt(2)));
+  await play.prefilled(p, 2);
   expect(await play.outcome(received)).toBe("ok");
   await play.clock.settle(p.sleep());
   await play.clock.settle(p.wakeUp());
   expect(await play.handedOver(p, d, 3)).toBe("ok");
-  await play.end();
 });

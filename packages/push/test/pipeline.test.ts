@@ -9,30 +9,29 @@ describe.each([1, 2])("a producer with two pipeline stages and TP %i", (tpSize) 
   it.each([1, 2])("writes each stage's layers into a D with TP %i", async (decodeTp) => {
     for (const plain of [false, true]) {
       const play = scenario();
-      const p = await play.engine("p", { ...STAGED, tpSize, plain });
-      const d = await play.engine("d", { ...LAYERS, tpSize: decodeTp });
+      const { p, d } = await play.pair(
+        { ...STAGED, tpSize, plain },
+        { ...LAYERS, tpSize: decodeTp },
+      );
       // A whole prompt, and one whose first blocks D has.
       for (const [index, cachedTokens] of [0, 16].entries())
         expect(await play.handedOver(p, d, index, { cachedTokens })).toBe("ok");
       await play.clock.advance(50);
       expect(p.outstanding().kept).toBe(0);
-      await play.end();
     }
   });
 
   itLandsEachLayer(pushConnector, tpSize);
 
   it("fails D's request when one WRITE of a stage fails, and frees its blocks", async () => {
-    const play = createScenario({
+    await using play = createScenario({
       connector: pushConnector,
       faults: [{ fault: "fail", operation: "WRITE", nth: 2 * tpSize }],
     });
-    const p = await play.engine("p", { ...STAGED, tpSize });
-    const d = await play.engine("d", LAYERS);
+    const { p, d } = await play.pair({ ...STAGED, tpSize }, LAYERS);
     expect(await play.handedOver(p, d)).toBe("KV_TRANSFER_FAILED");
     await play.clock.advance(61_000);
     expect(p.outstanding().kept).toBe(0);
-    await play.end();
   });
 });
 
@@ -44,20 +43,19 @@ it.each([
   "%j: a D with other blocks and TP sizes gets the layers of both stages",
   async (cache) => {
     const play = scenario();
-    const p = await play.engine("p", { ...STAGED, ...cache });
-    const d = await play.engine("d", { ...LAYERS, ...cache, blockSize: 16, tpSize: 2 });
+    const { p, d } = await play.pair(
+      { ...STAGED, ...cache },
+      { ...LAYERS, ...cache, blockSize: 16, tpSize: 2 },
+    );
     expect(await play.handedOver(p, d)).toBe("ok");
     await play.clock.advance(50);
     expect(p.outstanding().kept).toBe(0);
-    await play.end();
   },
 );
 
 it("a kv_both engine with stages is refused as D", async () => {
   const play = scenario();
-  const p = await play.engine("p", LAYERS);
-  const d = await play.engine("d", STAGED);
+  const { p, d } = await play.pair(LAYERS, STAGED);
   expect(await play.handedOver(p, d)).toBe("KV_PLAN_UNSUPPORTED");
   await play.clock.advance(61_000);
-  await play.end();
 });

@@ -1,8 +1,8 @@
 import { fileURLToPath } from "node:url";
 import type { KvTransferParams } from "@kv/interface";
-import { prompt } from "@kv/testing/scenarios/scenario";
+import { prompt, started } from "@kv/testing/scenarios/scenario";
 import { coordinatesOf, type SimEngine } from "@kv/testing/simulator/sim-engine";
-import { started, type TracePlay, traceTests } from "@kv/testing/traces/trace-tests";
+import { type TracePlay, traceTests } from "@kv/testing/traces/trace-tests";
 import { pushConnector } from "../src/index.js";
 
 /** One client request as vLLM names it at P and at D: the suffixes of eight digits differ. */
@@ -25,10 +25,9 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
   "prefill-first": {
     about: ["P has computed the prompt when D registers its blocks. P WRITEs all of them."],
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const params = await prefilled(play, p);
       await play.outcome(decoded(p, d, 1, params));
-      await play.clock.advance(50);
     },
   },
 
@@ -38,12 +37,11 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
       "P finds its own request by the name without the suffix.",
     ],
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const decoding = decoded(p, d);
       await play.clock.advance(20);
       await prefilled(play, p);
       await play.outcome(decoding);
-      await play.clock.advance(50);
     },
   },
 
@@ -52,27 +50,24 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
       "push_layerwise. P WRITEs layer 0 while it computes layer 1. The last WRITE has the notification with it.",
     ],
     async play(play) {
-      const p = await play.engine("p", {
+      const { p, d } = await play.pair({
         extra: { push_layerwise: true },
         reportsLayers: true,
         stepMs: 20,
       });
-      const d = await play.engine("d");
       const decoding = decoded(p, d);
       await play.clock.advance(20);
       await prefilled(play, p);
       await play.outcome(decoding);
-      await play.clock.advance(50);
     },
   },
 
   "partial-prefix-hit": {
     about: ["D's prefix cache has the first block of the prompt. D registers the others."],
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const params = await prefilled(play, p);
       await play.outcome(d.decode({ ...legs(1).decode, params, cachedTokens: 16 }));
-      await play.clock.advance(50);
     },
   },
 
@@ -81,10 +76,9 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
       "D's prefix cache has the whole prompt. D withdraws without a registration: P frees its blocks and WRITEs nothing.",
     ],
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const params = await prefilled(play, p);
       await play.outcome(d.decode({ ...legs(1).decode, params, cachedTokens: 40 }));
-      await play.clock.advance(50);
     },
   },
 
@@ -93,10 +87,9 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
       "P has two ranks, D has one. D registers with both, and waits for both. Each WRITEs its heads.",
     ],
     async play(play) {
-      const [p, d] = [await play.engine("p", { tpSize: 2 }), await play.engine("d")];
+      const { p, d } = await play.pair({ tpSize: 2 });
       const params = await prefilled(play, p);
       await play.outcome(decoded(p, d, 1, params));
-      await play.clock.advance(50);
     },
   },
 
@@ -104,8 +97,9 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
     about: [
       "The client leaves while P computes. D withdraws its blocks, and P's answer gives them back.",
     ],
+    afterMs: 100,
     async play(play) {
-      const [p, d] = [await play.engine("p", { stepMs: 50 }), await play.engine("d")];
+      const { p, d } = await play.pair({ stepMs: 50 });
       const decoding = decoded(p, d);
       await play.clock.advance(20);
       const computing = started(p.prefill(legs(1).prefill));
@@ -113,7 +107,6 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
       d.abort(legs(1).decode.requestId);
       await play.outcome(decoding);
       await play.outcome(computing);
-      await play.clock.advance(100);
     },
   },
 
@@ -123,13 +116,12 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
     ],
     faults: [{ fault: "delay", operation: "WRITE", delayMs: 500 }],
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const params = await prefilled(play, p);
       const decoding = decoded(p, d, 1, params);
       await play.clock.advance(100);
       d.abort(legs(1).decode.requestId);
       await play.outcome(decoding);
-      await play.clock.advance(50);
     },
   },
 
@@ -138,10 +130,9 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
     faults: [{ fault: "delay", operation: "WRITE", delayMs: 8000 }],
     async play(play) {
       const extra = { kv_lease_duration: 6 };
-      const [p, d] = [await play.engine("p", { extra }), await play.engine("d", { extra })];
+      const { p, d } = await play.pair({ extra }, { extra });
       const params = await prefilled(play, p);
       await play.outcome(decoded(p, d, 1, params));
-      await play.clock.advance(50);
     },
   },
 
@@ -152,18 +143,19 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
     ],
     faults: [{ fault: "delay", operation: "WRITE", delayMs: 8000 }],
     async play(play) {
-      const p = await play.engine("p", { extra: { kv_lease_duration: 6 } });
-      const d = await play.engine("d", { extra: { kv_lease_duration: 60 } });
+      const { p, d } = await play.pair(
+        { extra: { kv_lease_duration: 6 } },
+        { extra: { kv_lease_duration: 60 } },
+      );
       const params = await prefilled(play, p);
       await play.outcome(decoded(p, d, 1, params));
-      await play.clock.advance(50);
     },
   },
 
   "p-aborts": {
     about: ["P's request is aborted while D waits. P's answer ends D's request."],
     async play(play) {
-      const [p, d] = [await play.engine("p", { stepMs: 50 }), await play.engine("d")];
+      const { p, d } = await play.pair({ stepMs: 50 });
       const decoding = decoded(p, d);
       await play.clock.advance(20);
       const computing = started(p.prefill(legs(1).prefill));
@@ -171,7 +163,6 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
       p.abort(legs(1).prefill.requestId);
       await play.outcome(computing);
       await play.outcome(decoding);
-      await play.clock.advance(50);
     },
   },
 
@@ -181,10 +172,9 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
     ],
     faults: [{ fault: "fail", operation: "WRITE", times: 1 }],
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const params = await prefilled(play, p);
       await play.outcome(decoded(p, d, 1, params));
-      await play.clock.advance(50);
     },
   },
 
@@ -193,14 +183,14 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
       "P is killed while D waits for it, and starts again under the same engine id.",
       "D's next heartbeat is not delivered. The lease query shows the new process: no WRITE of the dead one can come.",
     ],
+    afterMs: 2000,
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const decoding = decoded(p, d);
       await play.clock.advance(100);
       await play.kill(p);
       await play.engine("p");
       await play.outcome(decoding);
-      await play.clock.advance(2000);
     },
   },
 
@@ -209,14 +199,13 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
       "P is killed while D waits for it, and does not return. After two heartbeats without an answer the request fails.",
       "A P that is only cut off may still WRITE, so D keeps the blocks for decoder_kv_blocks_ttl, 4 s.",
     ],
+    afterMs: 5000,
     async play(play) {
-      const p = await play.engine("p");
-      const d = await play.engine("d", { extra: { decoder_kv_blocks_ttl: 4 } });
+      const { p, d } = await play.pair({}, { extra: { decoder_kv_blocks_ttl: 4 } });
       const decoding = decoded(p, d);
       await play.clock.advance(100);
       await play.kill(p);
       await play.outcome(decoding);
-      await play.clock.advance(5000);
     },
   },
 
@@ -226,13 +215,12 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
       "P's handshake shows the new process, whose blocks are not those of the registration: P WRITEs nothing.",
     ],
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       started(decoded(p, d));
       await play.clock.advance(20);
       await play.kill(d);
       await play.engine("d");
       await prefilled(play, p);
-      await play.clock.advance(50);
     },
   },
 
@@ -241,11 +229,11 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
       "The transport does not take the registration. P does not know D's blocks, so D has them back at once.",
     ],
     faults: [{ fault: "fail", operation: "NOTIFY", from: "d", times: 1 }],
+    afterMs: 30_050,
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const params = await prefilled(play, p);
       await play.outcome(decoded(p, d, 1, params));
-      await play.clock.advance(30_050);
     },
   },
 
@@ -254,14 +242,13 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
       "The link to P is cut. D's request ends at its deadline, push_registration_timeout, 2 s.",
       "P may still WRITE, so D keeps the blocks and repeats the withdrawal until P answers.",
     ],
+    afterMs: 3000,
     async play(play) {
-      const p = await play.engine("p");
-      const d = await play.engine("d", { extra: { push_registration_timeout: 2 } });
+      const { p, d } = await play.pair({}, { extra: { push_registration_timeout: 2 } });
       const decoding = decoded(p, d);
       await play.clock.advance(100);
       play.network.disconnect("p", "d", { forMs: 3500 });
       await play.outcome(decoding);
-      await play.clock.advance(3000);
     },
   },
 
@@ -270,21 +257,18 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
       "The prompt does not come to P within its push_registration_timeout, 2 s. P refuses the registration.",
     ],
     async play(play) {
-      const p = await play.engine("p", { extra: { push_registration_timeout: 2 } });
-      const d = await play.engine("d");
+      const { p, d } = await play.pair({ extra: { push_registration_timeout: 2 } });
       await play.outcome(decoded(p, d));
-      await play.clock.advance(50);
     },
   },
 
   "lease-expires-before-d": {
     about: ["D comes after P's lease has ended. P refuses the registration."],
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const params = await prefilled(play, p);
       await play.clock.advance(30_050);
       await play.outcome(decoded(p, d, 1, params));
-      await play.clock.advance(50);
     },
   },
 
@@ -292,11 +276,11 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
     about: [
       "D's request has other tokens than the prompt that P computed. P refuses the registration.",
     ],
+    afterMs: 31_000,
     async play(play) {
-      const [p, d] = [await play.engine("p"), await play.engine("d")];
+      const { p, d } = await play.pair();
       const params = await prefilled(play, p);
       await play.outcome(d.decode({ ...legs(1).decode, prompt: 9, params }));
-      await play.clock.advance(31_000);
     },
   },
 
@@ -313,7 +297,6 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
       await play.outcome(first);
       await play.clock.advance(10);
       await play.outcome(decoded(p, e, 1, params));
-      await play.clock.advance(50);
     },
   },
 
@@ -322,10 +305,9 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
       "P speaks vLLM's protocol without our extensions: a plain PUSH_REG, and the done notification comes with the WRITE.",
     ],
     async play(play) {
-      const [p, d] = [await play.engine("p", { plain: true }), await play.engine("d")];
+      const { p, d } = await play.pair({ plain: true });
       const params = await prefilled(play, p);
       await play.outcome(decoded(p, d, 1, params));
-      await play.clock.advance(50);
     },
   },
 });

@@ -10,9 +10,8 @@ describe("transfer_id", () => {
   it.each(["prefill first", "decode first"])(
     "pairs legs whose request ids share nothing: %s",
     async (order) => {
-      const play = createAnyScenario({ connector: pushConnector });
-      const p = await play.engine("p");
-      const d = await play.engine("d");
+      await using play = createAnyScenario({ connector: pushConnector });
+      const { p, d } = await play.pair();
       const params = { ...coordinatesOf(p, "unknown"), transfer_id: "t-1" };
       const prefill = () =>
         play.clock.settle(
@@ -25,15 +24,13 @@ describe("transfer_id", () => {
         expect(await prefill()).toMatchObject({ transfer_id: "t-1" });
       }
       expect(await play.outcome(decoded)).toBe("ok");
-      await play.end();
     },
   );
 
   it("comes before the request id: two prompts under one id, each leg gets its own", async () => {
-    const play = createAnyScenario({ connector: pushConnector });
+    await using play = createAnyScenario({ connector: pushConnector });
     // A plain peer's registration names no prompt, so the ids alone decide.
-    const p = await play.engine("p", { plain: true });
-    const d = await play.engine("d", { plain: true });
+    const { p, d } = await play.pair({ plain: true }, { plain: true });
     const legs = [1, 2].map((n) => ({
       produced: {
         ...prompt(n),
@@ -46,33 +43,28 @@ describe("transfer_id", () => {
         params: { ...coordinatesOf(p, "x"), transfer_id: `t-${n}` },
       },
     }));
-    for (const { produced } of legs) await play.clock.settle(p.prefill(produced));
+    for (const { produced } of legs) await play.prefilled(p, 1, produced);
     // The second one registers first.
     for (const { consumed } of legs.reverse())
       expect(await play.outcome(d.decode(consumed))).toBe("ok");
-    await play.end();
   });
 
   it("of another prompt does not match an equal request id; where one leg has none, the ids decide", async () => {
-    const play = createAnyScenario({ connector: pushConnector });
-    const p = await play.engine("p");
-    const d = await play.engine("d", { extra: { push_registration_timeout: 5 } });
+    await using play = createAnyScenario({ connector: pushConnector });
+    const { p, d } = await play.pair({}, { extra: { push_registration_timeout: 5 } });
     const same = prompt(1);
     await play.clock.settle(p.prefill({ ...same, params: { transfer_id: "t-1" } }));
     const other = { ...same, params: { ...coordinatesOf(p, "r1"), transfer_id: "t-2" } };
     expect(await play.outcome(d.decode(other))).toBe("KV_REQUEST_TIMEOUT");
-    expect(await play.outcome(d.decode({ ...same, params: coordinatesOf(p, "r1") }))).toBe("ok");
-    await play.end();
+    expect(await play.decoded(d, coordinatesOf(p, "r1"), 1, same)).toBe("ok");
   });
 
   it("that is no text is refused by name, at P and at D", async () => {
-    const play = createAnyScenario({ connector: pushConnector });
-    const p = await play.engine("p");
-    const d = await play.engine("d");
+    await using play = createAnyScenario({ connector: pushConnector });
+    const { p, d } = await play.pair();
     const prefill = p.prefill({ ...prompt(1), params: { transfer_id: 7 } });
     expect(await play.outcome(prefill)).toBe("KV_REQUEST_INVALID");
     const params = { ...coordinatesOf(p, "r1"), transfer_id: "" };
-    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("KV_REQUEST_INVALID");
-    await play.end();
+    expect(await play.decoded(d, params)).toBe("KV_REQUEST_INVALID");
   });
 });

@@ -13,37 +13,38 @@ describe("vllm#50754: a failure of P in vLLM's form", () => {
   it.each([1, 2])(
     "P of connector version 16 tells a plain D, which fails at once; TP %i",
     async (tpSize) => {
-      const play = createScenario({
+      await using play = createScenario({
         connector: pushConnector,
         faults: [{ fault: "fail", operation: "WRITE", nth: tpSize }],
       });
-      const p = await play.engine("p", { ...newer, tpSize, plain: true });
-      const d = await play.engine("d", { ...newer, plain: true });
+      const { p, d } = await play.pair(
+        { ...newer, tpSize, plain: true },
+        { ...newer, plain: true },
+      );
       const startedMs = play.clock.now();
       expect(await play.handedOver(p, d)).toBe("KV_TRANSFER_FAILED");
       expect(play.clock.now() - startedMs).toBeLessThan(5000);
       await play.clock.advance(100_000);
       expect(d.outstanding().blocks).toBe(0);
-      await play.end();
     },
   );
 
   it("P of connector version 15 says nothing, as 0.33's D knows no such message", async () => {
-    const play = createScenario({
+    await using play = createScenario({
       connector: pushConnector,
       faults: [{ fault: "fail", operation: "WRITE", nth: 1 }],
     });
-    const p = await play.engine("p", { plain: true });
-    const d = await play.engine("d", { plain: true, extra: { push_registration_timeout: 10 } });
+    const { p, d } = await play.pair(
+      { plain: true },
+      { plain: true, extra: { push_registration_timeout: 10 } },
+    );
     expect(await play.handedOver(p, d)).toBe("KV_REQUEST_TIMEOUT");
     await play.clock.advance(1_000_000);
-    await play.end();
   });
 
   it("a stranger's, and a plain one about a P of @kv, end no request", async () => {
-    const play = createScenario({ connector: pushConnector });
-    const p = await play.engine("p");
-    const d = await play.engine("d");
+    await using play = createScenario({ connector: pushConnector });
+    const { p, d } = await play.pair();
     const received = d.decode({ ...prompt(1), params: coordinatesOf(p, "r1") });
     await play.clock.advance(100);
     const { host, port } = d.address;
@@ -52,9 +53,8 @@ describe("vllm#50754: a failure of P in vLLM's form", () => {
     await play.clock.settle(
       peer.notify(encodeNotification({ kind: "push-failure", requestId, readers: 1 })),
     );
-    await play.clock.settle(p.prefill(prompt(1)));
+    await play.prefilled(p);
     expect(await play.outcome(received)).toBe("ok");
     await peer.close();
-    await play.end();
   });
 });

@@ -1,48 +1,20 @@
 import { type AddressInfo, connect, createServer } from "node:net";
-import { type LogFields, silentLog } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { afterEach, describe, expect, test } from "vitest";
-import { capability, Dealer, Request, Router } from "zeromq";
-import { closeAll, closers, failure, host, channel as unencrypted, until } from "../test/set-up.js";
+import {
+  channel,
+  closeAll,
+  closers,
+  failure,
+  host,
+  OTHER,
+  OWN,
+  talker,
+  until,
+} from "../test/set-up.js";
 import { curveClient, curveKeysOf } from "./zmtp/curve.js";
-import type { CurveKeyPair } from "./zmtp/curve-box.js";
 
 afterEach(closeAll);
-const OWN = Buffer.from("the shared key of this test");
-const OTHER = Buffer.from("another key than that of this test");
-
-/** A side channel that warns into `warnings`; with keys, one that encrypts. */
-function channel(keys?: readonly Uint8Array[], options: Parameters<typeof unencrypted>[0] = {}) {
-  const warnings: LogFields[] = [];
-  const log = {
-    ...silentLog,
-    warn: (_: string, fields?: LogFields) => void warnings.push(fields ?? {}),
-  };
-  const made = unencrypted({ log, ...options });
-  const side = keys === undefined ? made : made.withEncryption?.(() => keys);
-  if (side === undefined) throw new Error("it cannot encrypt");
-  const asked: string[] = [];
-  const echo = () =>
-    side.listen({
-      host,
-      port: 0,
-      answer(frames) {
-        asked.push(Buffer.concat(frames).toString());
-        return [Buffer.from("echo"), ...frames];
-      },
-    });
-  const ask = async (port: number, ...frames: string[]) => {
-    const sent = frames.map((frame) => Buffer.from(frame));
-    const reply = await side.request({ host, port, frames: sent, timeoutMs: 20_000 });
-    return reply.frames.map((frame) => Buffer.from(frame).toString());
-  };
-  return { warnings, asked, echo, ask };
-}
-
-const own = <T extends { close(): void }>(socket: T): T => {
-  closers.push(() => socket.close());
-  return socket;
-};
 
 /**
  * A TCP relay to a port of this host, with what it has seen. `change` may change the bytes on their
@@ -80,9 +52,9 @@ async function relayTo(
 
 describe("two of our side channels", () => {
   test("with the same key exchange messages, of which nobody between reads anything", async () => {
-    const { port } = await channel([OWN]).echo();
+    const { port } = await talker([OWN]).echo();
     const relay = await relayTo(port);
-    const { ask } = channel([OWN]);
+    const { ask } = talker([OWN]);
     for (const word of ["secret one", "secret two"])
       expect(await ask(relay.port, word)).toEqual(["echo", word]);
     const wire = Buffer.concat([...relay.requests, ...relay.replies]).toString("latin1");
@@ -93,24 +65,24 @@ describe("two of our side channels", () => {
   test.each(["request", "reply"] as const)(
     "a relay that changes one bit of a %s ends the connection",
     async (which) => {
-      const { echo, asked } = channel([OWN]);
+      const { echo, asked } = talker([OWN]);
       const { port } = await echo();
       // Greetings and handshakes are shorter, or were sent before.
       const relay = await relayTo(port, (data, direction) => {
         if (direction === which && data.includes("MESSAGE"))
           data[data.length - 1] = (data.at(-1) ?? 0) ^ 1;
       });
-      const error = await failure(channel([OWN]).ask(relay.port, "hello"));
+      const error = await failure(talker([OWN]).ask(relay.port, "hello"));
       expect(error.code).toMatch(/UNTRUSTED|UNREACHABLE/);
       expect(asked).toEqual(which === "request" ? [] : ["hello"]);
     },
   );
 
   test("recorded bytes are refused when they are sent again, in whole or after a new greeting", async () => {
-    const { echo, asked, warnings } = channel([OWN]);
+    const { echo, asked, warnings } = talker([OWN]);
     const { port } = await echo();
     const relay = await relayTo(port);
-    await channel([OWN]).ask(relay.port, "hello");
+    await talker([OWN]).ask(relay.port, "hello");
     const recorded = Buffer.concat(relay.requests);
     expect(asked).toEqual(["hello"]);
     for (const sent of [[recorded], [recorded.subarray(0, 64), recorded.subarray(64)]]) {
@@ -128,9 +100,9 @@ describe("two of our side channels", () => {
   });
 
   test("with different keys: both sides' errors name the setting", async () => {
-    const { echo, warnings } = channel([OTHER]);
+    const { echo, warnings } = talker([OTHER]);
     const { port } = await echo();
-    const error = await failure(channel([OWN]).ask(port, "hello"));
+    const error = await failure(talker([OWN]).ask(port, "hello"));
     expect(error.code).toBe("KV_HANDSHAKE_UNTRUSTED");
     expect(error.message).toContain("ended the CURVE handshake");
     expect(error.hint).toMatch(/handshake_key_file.*--handshake-key-file/);
@@ -146,9 +118,9 @@ describe("two of our side channels", () => {
   ])(
     "%s is refused: both sides' errors name both mechanisms and the setting",
     async (_, asks, answers) => {
-      const { echo, warnings } = channel(answers);
+      const { echo, warnings } = talker(answers);
       const { port } = await echo();
-      const error = await failure(channel(asks).ask(port, "hello"));
+      const error = await failure(talker(asks).ask(port, "hello"));
       expect(error.code).toBe("KV_HANDSHAKE_UNTRUSTED");
       await until(() => warnings.length > 0);
       for (const found of [error.message, String(warnings[0]?.["error"])])
@@ -159,8 +131,8 @@ describe("two of our side channels", () => {
   );
 
   test("a connection without CURVE that was kept is not used by a request with it", async () => {
-    const made = unencrypted();
-    const { port } = await channel().echo();
+    const made = channel();
+    const { port } = await talker().echo();
     const asked = { host, port, frames: [Buffer.from("hello")], timeoutMs: 20_000 };
     await made.request(asked);
     const error = await failure(Promise.resolve(made.withEncryption?.(() => [OWN]).request(asked)));
@@ -170,7 +142,7 @@ describe("two of our side channels", () => {
 
   test("the key changes on one side after the other, also for kept connections", async () => {
     let [answers, asks] = [[OWN], [OWN]];
-    const made = unencrypted();
+    const made = channel();
     const listening = made.withEncryption?.(() => answers);
     const asking = made.withEncryption?.(() => asks);
     const listener = await listening?.listen({ host, port: 0, answer: (frames) => frames });
@@ -200,11 +172,11 @@ describe("two of our side channels", () => {
 
   test("a kept connection ends when its key is removed from the listener", async () => {
     let answers = [OWN, OTHER];
-    const made = unencrypted();
+    const made = channel();
     const listener = await made
       .withEncryption?.(() => answers)
       .listen({ host, port: 0, answer: (frames) => frames });
-    const { ask } = channel([OWN]);
+    const { ask } = talker([OWN]);
     const port = listener?.port ?? 0;
     expect(await ask(port, "one")).toEqual(["one"]);
     answers = [OTHER];
@@ -225,7 +197,7 @@ describe("before the key is proved, the limits hold", () => {
     ],
     ["a message", [0, 1, 97], "KV_WIRE_MALFORMED"],
   ])("%s ends the connection, and others are served", async (_, bytes, reason) => {
-    const { echo, warnings } = channel([OWN]);
+    const { echo, warnings } = talker([OWN]);
     const { port } = await echo();
     const socket = connect(port, host);
     const closed = new Promise((resolve) => socket.on("error", () => {}).on("close", resolve));
@@ -233,12 +205,12 @@ describe("before the key is proved, the limits hold", () => {
     socket.write(Buffer.concat([GREETING, Buffer.from(bytes)]));
     await closed;
     expect(warnings).toMatchObject([{ reason }]);
-    expect(await channel([OWN]).ask(port, "hello")).toEqual(["echo", "hello"]);
+    expect(await talker([OWN]).ask(port, "hello")).toEqual(["echo", "hello"]);
   });
 
   test("a handshake that stops after WELCOME ends after greetingTimeoutMs, and a larger request ends its connection", async () => {
     const clock = manualClock();
-    const { echo } = channel([OWN], { clock, maxRequestBytes: 1000, greetingTimeoutMs: 1000 });
+    const { echo } = talker([OWN], { clock, maxRequestBytes: 1000, greetingTimeoutMs: 1000 });
     const { port } = await echo();
     const socket = connect(port, host);
     let closed = false;
@@ -259,118 +231,8 @@ describe("before the key is proved, the limits hold", () => {
     await until(() => received === 64 + 2 + 168);
     clock.advance(1250);
     await until(() => closed);
-    const { ask } = channel([OWN]);
+    const { ask } = talker([OWN]);
     expect(await ask(port, "x".repeat(1000))).toHaveLength(2);
     expect((await failure(ask(port, "x".repeat(1001)))).message).toContain("closed the connection");
-  });
-});
-
-/** The text form of a key that libzmq's options take (RFC 32). */
-function z85(bytes: Uint8Array): string {
-  const digits =
-    "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#";
-  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
-  let text = "";
-  for (let at = 0; at < bytes.byteLength; at += 4)
-    for (let power = 4; power >= 0; power -= 1)
-      text += digits[Math.floor(view.getUint32(at) / 85 ** power) % 85];
-  return text;
-}
-const keysForLibzmq = ({ publicKey, privateKey }: CurveKeyPair) => ({
-  curvePublicKey: z85(publicKey),
-  curveSecretKey: z85(
-    Uint8Array.from(Buffer.from(privateKey.export({ format: "jwk" }).d ?? "", "base64url")),
-  ),
-});
-
-describe.skipIf(capability.curve !== true)("with libzmq on the other end", () => {
-  const { server, client } = curveKeysOf(OWN);
-  const asClient = { ...keysForLibzmq(client), curveServerKey: z85(server.publicKey) };
-
-  test("its REQ with heartbeats asks our listener, in frames of all sizes", async () => {
-    const { port } = await channel([OWN]).echo();
-    const socket = own(
-      new Request({
-        linger: 0,
-        heartbeatInterval: 5,
-        heartbeatTimeout: 30_000,
-        routingId: "a name",
-        ...asClient,
-      }),
-    );
-    socket.connect(`tcp://${host}:${port}`);
-    for (const size of [0, 1, 222, 223, 255, 256, 4000]) {
-      const frame = Buffer.alloc(size, "x");
-      await socket.send([frame, "second"]);
-      expect((await socket.receive()).map(String)).toEqual(["echo", frame.toString(), "second"]);
-      await new Promise((resolve) => setTimeout(resolve, 20));
-    }
-  });
-
-  test("its DEALER asks many requests at once", async () => {
-    const { port } = await channel([OWN]).echo();
-    const socket = own(new Dealer({ linger: 0, ...asClient }));
-    socket.connect(`tcp://${host}:${port}`);
-    for (let at = 0; at < 200; at += 1) await socket.send(["", `${at}`]);
-    for (let at = 0; at < 200; at += 1)
-      expect((await socket.receive()).map(String)).toEqual(["", "echo", `${at}`]);
-  });
-
-  test("its ROUTER answers our client, in frames of all sizes", async () => {
-    const socket = own(
-      new Router({
-        linger: 0,
-        heartbeatInterval: 5,
-        heartbeatTimeout: 30_000,
-        curveServer: true,
-        ...keysForLibzmq(server),
-      }),
-    );
-    await socket.bind(`tcp://${host}:*`);
-    void (async () => {
-      for await (const frames of socket) await socket.send(frames);
-    })().catch(() => {});
-    const { ask } = channel([OWN]);
-    const port = Number(socket.lastEndpoint?.split(":").at(-1));
-    const words = [0, 1, 222, 223, 255, 256, 16_384, 70_000].map((size) => "x".repeat(size));
-    for (let round = 0; round < 3; round += 1) {
-      expect(await ask(port, ...words)).toEqual(words);
-      await new Promise((resolve) => setTimeout(resolve, 20));
-    }
-    const error = await failure(channel([OTHER]).ask(port, "hello"));
-    expect(error.message).toContain("ended the CURVE handshake");
-  });
-
-  test.each([
-    ["without CURVE, as vLLM's", {}, /NULL.*CURVE|CURVE.*NULL/],
-    [
-      "with a client key that is not accepted",
-      { ...asClient, ...keysForLibzmq(curveKeysOf(OTHER).client) },
-      /client key/,
-    ],
-    [
-      "with another server key",
-      { ...asClient, curveServerKey: z85(curveKeysOf(OTHER).server.publicKey) },
-      /server key/,
-    ],
-  ])("its REQ %s is refused", async (_, keys, why) => {
-    const { echo, warnings } = channel([OWN]);
-    const { port } = await echo();
-    const socket = own(new Request({ linger: 0, ...keys }));
-    socket.connect(`tcp://${host}:${port}`);
-    await socket.send("hello");
-    await until(() => warnings.length > 0);
-    expect(String(warnings[0]?.["error"])).toMatch(why);
-    expect(warnings[0]?.["hint"]).toContain("handshake_key_file");
-  });
-
-  test("its ROUTER without CURVE, as vLLM's, is refused", async () => {
-    const socket = own(new Router({ linger: 0 }));
-    await socket.bind(`tcp://${host}:*`);
-    const error = await failure(
-      channel([OWN]).ask(Number(socket.lastEndpoint?.split(":").at(-1)), "hello"),
-    );
-    expect(error.message).toMatch(/NULL.*CURVE|CURVE.*NULL/);
-    expect(error.hint).toContain("handshake_key_file");
   });
 });

@@ -4,8 +4,13 @@ export {
   ZmqSubscription,
   type ZmqSubscriptionOptions,
 } from "./client/subscription.js";
-export { HandshakeKeys, readHandshakeKeys } from "./keys/handshake-keys.js";
-export { LimitedWarnings } from "./listener/limited-warnings.js";
-export type { SideChannelLimits } from "./listener/limits.js";
+export { HandshakeKeys, readHandshakeKeys } from "./keys.js";
+export type { Answer, ZmqPeer } from "./listener/connection-table.js";
+export { LimitedWarnings, type SideChannelLimits } from "./listener/limits.js";
+export type { ListenOptions } from "./listener/listener.js";
 export { readTcpEndpoint } from "./zmq-endpoint.js";
-export { type ZmqSideChannelOptions, zmqSideChannel } from "./zmq-side-channel.js";
+export {
+  type ZmqSideChannel,
+  type ZmqSideChannelOptions,
+  zmqSideChannel,
+} from "./zmq-side-channel.js";

@@ -2,8 +2,7 @@ import { lookup } from "node:dns/promises";
 import { isIP } from "node:net";
 
 /**
- * The address to connect to or to bind. Host names are resolved here, IPv4 first; `*` is every IPv4
- * address of this host.
+ * Resolves a host name, IPv4 first; `*` is every IPv4 address of this host.
  *
  * @throws those of the lookup.
  */
@@ -14,10 +13,7 @@ export async function resolveHost(host: string): Promise<string> {
   return address;
 }
 
-/**
- * Host and port of `tcp://host:port`, an IPv6 address without its brackets; undefined for any other
- * text.
- */
+/** Reads `tcp://host:port`, an IPv6 address without brackets; undefined for other text. */
 export function readTcpEndpoint(
   endpoint: string,
 ): { readonly host: string; readonly port: number } | undefined {
@@ -27,7 +23,6 @@ export function readTcpEndpoint(
   return host === undefined || Number(port) > 65_535 ? undefined : { host, port: Number(port) };
 }
 
-/** The text of a thrown value. */
 export function reasonOf(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
 }

@@ -165,44 +165,44 @@ test.each(["no-such-host.invalid", "192.0.2.1", "a;b"])("%s cannot be bound", as
 
 // These requests time out after 20 s, and the tests after 10 s: a test fails if an error appears
 // only at the request's deadline.
-test("a request to a port without a listener fails at once", { timeout: 10_000 }, async () => {
-  const side = channel();
-  const gone = await silent(side);
-  await gone.close();
-  const error = await failure(side.request({ ...hello, port: gone.port }));
-  expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
-  expect(error.message).toContain("refused");
-});
-
-test("the error for an unknown host name says that it was not found", {
-  timeout: 10_000,
-}, async () => {
-  const error = await failure(
-    channel().request({ ...hello, host: "no-such-host.invalid", port: 1 }),
-  );
-  expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
-  expect(error.message).toContain("not found");
-});
-
-test("the error for a server that does not speak ZMQ says so", { timeout: 10_000 }, async () => {
-  const port = await tcpServer((socket) => socket.end("HTTP/1.1 400 Bad Request\r\n\r\n"));
-  const error = await failure(channel().request({ ...hello, port }));
-  expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
-  expect(error.message).toContain("does not speak ZMQ");
-});
-
-test("a request fails at once when the peer dies after receiving it", {
-  timeout: 10_000,
-}, async () => {
-  const router = new Router({ linger: 0 });
-  await router.bind(`tcp://${host}:*`);
-  const died = router.receive().then(() => router.close());
-  const port = Number(router.lastEndpoint?.split(":").at(-1));
-  const error = await failure(channel().request({ ...hello, port }));
-  expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
-  expect(error.message).toContain("closed the connection");
-  await died;
-});
+test.each<[string, (side: SideChannel) => Promise<{ host?: string; port: number }>, string]>([
+  [
+    "a port without a listener",
+    async (side) => {
+      const { port, close } = await silent(side);
+      await close();
+      return { port };
+    },
+    "refused",
+  ],
+  ["an unknown host name", async () => ({ host: "no-such-host.invalid", port: 1 }), "not found"],
+  [
+    "a server that does not speak ZMQ",
+    async () => ({
+      port: await tcpServer((socket) => socket.end("HTTP/1.1 400 Bad Request\r\n\r\n")),
+    }),
+    "does not speak ZMQ",
+  ],
+  [
+    "a peer that dies after receiving it",
+    async () => {
+      const router = new Router({ linger: 0 });
+      await router.bind(`tcp://${host}:*`);
+      void router.receive().then(() => router.close());
+      return { port: Number(router.lastEndpoint?.split(":").at(-1)) };
+    },
+    "closed the connection",
+  ],
+])(
+  "a request to %s fails at once, and the error says so",
+  { timeout: 10_000 },
+  async (_, at, why) => {
+    const side = channel();
+    const error = await failure(side.request({ ...hello, ...(await at(side)) }));
+    expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+    expect(error.message).toContain(why);
+  },
+);
 
 test("refuses a reply larger than the limit", { timeout: 10_000 }, async () => {
   const side = channel({ maxReplyBytes: 1000 });

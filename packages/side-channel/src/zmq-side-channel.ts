@@ -4,16 +4,16 @@ import {
   KvError,
   type SideChannel,
   type SideChannelListener,
+  settleAll,
 } from "@kv/interface";
-import { IdleConnections } from "./client/idle-connections.js";
-import { zmqRequest } from "./client/request.js";
-import { type CurveKeySource, curveKeysFrom } from "./keys/curve.js";
-import type { HandshakeKeys } from "./keys/handshake-keys.js";
+import { ZmqConnection } from "./client/connection.js";
+import { IdleConnections, zmqRequest } from "./client/request.js";
+import { type CurveKeySource, curveKeysFrom, type HandshakeKeys } from "./keys.js";
 import { ConnectionTable } from "./listener/connection-table.js";
 import { type SideChannelLimits, sideChannelLimits } from "./listener/limits.js";
-import { openZmqListener } from "./listener/listener.js";
+import { type ListenOptions, openZmqListener } from "./listener/listener.js";
 
-/** Options of `zmqSideChannel`. `SideChannelLimits` are those of its listeners. */
+/** Options of `zmqSideChannel`, with the limits of its listeners. */
 export interface ZmqSideChannelOptions extends AmbientOptions, Partial<SideChannelLimits> {
   /**
    * Frames of a reply, with its delimiter. A listener that sends more is unreachable. @default 16
@@ -26,21 +26,37 @@ export interface ZmqSideChannelOptions extends AmbientOptions, Partial<SideChann
   readonly maxReplyBytes?: number;
   /** Encrypts all connections with these keys, as `withEncryption` does. */
   readonly handshakeKeys?: HandshakeKeys | undefined;
-  /**
-   * Whether connections are kept for ten seconds after a request, for the next one to the same
-   * address. @default true
-   */
+  /** Keeps connections for ten seconds for the next request to their address. @default true */
   readonly keepsConnections?: boolean;
+}
+
+/** The side channel over ZeroMQ's protocol. */
+export interface ZmqSideChannel extends SideChannel, AsyncDisposable {
+  /**
+   * As `listen`, but `answer` also gets the message's connection, and may return undefined for no
+   * answer.
+   *
+   * @throws `KV_SIDE_CHANNEL_BIND_FAILED`, `KV_SIDE_CHANNEL_CLOSED`.
+   */
+  listen(options: ListenOptions): Promise<SideChannelListener>;
+  /**
+   * Connects a DEALER, which the caller closes. Messages go both ways in any order. `identity`: the
+   * routing id that a ROUTER sees.
+   */
+  dial(options: {
+    readonly host: string;
+    readonly port: number;
+    readonly identity: string;
+  }): ZmqConnection;
 }
 
 /**
  * The side channel over ZeroMQ's protocol, as in vLLM 0.32 and 0.33: a ROUTER answers REQ sockets
- * over TCP. It speaks ZMTP 3.0 and 3.1 itself, because libzmq limits the size of a frame but
- * neither their number nor the connections: `SideChannelLimits` does. Closing discards what was not
- * sent, so a dead peer does not delay the exit of the process. `withEncryption` uses CURVE, with
- * key pairs that derive from the shared keys.
+ * over TCP. It speaks ZMTP 3.0 and 3.1 itself, because libzmq limits neither the number of frames
+ * nor the connections. Closing discards unsent bytes, so a dead peer does not delay the exit.
+ * `withEncryption` uses CURVE with keys derived from the shared keys.
  */
-export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel & AsyncDisposable {
+export function zmqSideChannel(options: ZmqSideChannelOptions = {}): ZmqSideChannel {
   const { clock, log } = ambient(options);
   const { maxReplyFrames = 16, maxReplyBytes = 64 * 2 ** 20 } = options;
   const replies = { maxFrames: maxReplyFrames, maxMessageBytes: maxReplyBytes };
@@ -57,10 +73,10 @@ export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel
     closed = true;
     for (const end of inFlight) end(channelClosed());
     idle.close();
-    await Promise.all([...listeners].map((listener) => listener.close()));
+    await settleAll([...listeners].map((listener) => listener.close()));
   }
 
-  const side = (curve: CurveKeySource): SideChannel & AsyncDisposable => ({
+  const side = (curve: CurveKeySource): ZmqSideChannel => ({
     withEncryption: (keys) => side(curveKeysFrom(keys)),
     async listen(given) {
       refuseWhenClosed();
@@ -72,7 +88,7 @@ export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel
       };
       const listener = { host, port, close: closeListener, [Symbol.asyncDispose]: closeListener };
       listeners.add(listener);
-      // The side channel may have been closed while the port was bound.
+      // It may have been closed while the port was bound.
       if (closed) {
         await listener.close();
         throw channelClosed();
@@ -82,6 +98,16 @@ export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel
     async request(given) {
       refuseWhenClosed();
       return zmqRequest(given, { clock, replies, inFlight, idle, curve });
+    },
+    dial(given) {
+      refuseWhenClosed();
+      return new ZmqConnection({
+        ...given,
+        ...replies,
+        socketType: "DEALER",
+        peerTypes: ["ROUTER"],
+        curve,
+      });
     },
     close,
     [Symbol.asyncDispose]: close,

@@ -1,102 +1,166 @@
 import { spawn, spawnSync } from "node:child_process";
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
-import { zmqSideChannel } from "@kv/side-channel";
 import { afterEach, describe, expect, test } from "vitest";
-import { Dealer, Reply, Request, Router } from "zeromq";
+import { capability, Dealer, Reply, Request, Router } from "zeromq";
+import { type CurveKeyPair, curveKeysOf } from "../src/zmtp/curve.js";
+import {
+  channel,
+  closeAll,
+  closers,
+  failure,
+  host,
+  OTHER,
+  OWN,
+  own,
+  talker,
+  until,
+} from "./set-up.js";
 
 // Our side channel with libzmq on the other end: through the zeromq package, and through pyzmq,
 // which vLLM uses.
 
-const host = "127.0.0.1";
-const closers: (() => unknown)[] = [];
-afterEach(async () => {
-  for (const close of closers.splice(0).reverse()) await close();
-});
-const channel = () => {
-  const made = zmqSideChannel();
-  closers.push(() => made.close());
-  return made;
-};
+afterEach(closeAll);
 const text = (frames: readonly Uint8Array[]) =>
   frames.map((frame) => Buffer.from(frame).toString());
-const own = <T extends { close(): void }>(socket: T): T => {
-  closers.push(() => socket.close());
-  return socket;
-};
 const portOf = (endpoint: string | null) => Number(endpoint?.split(":").at(-1));
+const wait = () => new Promise((resolve) => setTimeout(resolve, 20));
 
+/** The text form of a key that libzmq's options take (RFC 32). */
+function z85(bytes: Uint8Array): string {
+  const digits =
+    "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#";
+  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  let text = "";
+  for (let at = 0; at < bytes.byteLength; at += 4)
+    for (let power = 4; power >= 0; power -= 1)
+      text += digits[Math.floor(view.getUint32(at) / 85 ** power) % 85];
+  return text;
+}
+const keysForLibzmq = ({ publicKey, privateKey }: CurveKeyPair) => ({
+  curvePublicKey: z85(publicKey),
+  curveSecretKey: z85(
+    Uint8Array.from(Buffer.from(privateKey.export({ format: "jwk" }).d ?? "", "base64url")),
+  ),
+});
+
+const { server, client } = curveKeysOf(OWN);
+const asClient = { ...keysForLibzmq(client), curveServerKey: z85(server.publicKey) };
+const asServer = { ...keysForLibzmq(server), curveServer: true };
+const HEARTBEATS = { linger: 0, heartbeatInterval: 5, heartbeatTimeout: 30_000 };
 /** Frames on both sides of each limit of the encoding. */
-const SIZES = [0, 1, 255, 256, 16_384, 70_000];
+const SIZES = [0, 1, 222, 223, 255, 256, 4000];
 
-describe("libzmq asks, our listener answers", () => {
-  const echo = () =>
-    channel().listen({ host, port: 0, answer: async (frames) => [Buffer.from("echo"), ...frames] });
+describe.each([
+  { mechanism: "NULL", keys: undefined, ofClient: {}, ofServer: {}, isMissing: false },
+  {
+    mechanism: "CURVE",
+    keys: [OWN],
+    ofClient: asClient,
+    ofServer: asServer,
+    isMissing: capability.curve !== true,
+  },
+])("libzmq with $mechanism", ({ keys, ofClient, ofServer, isMissing }) => {
+  test.skipIf(isMissing)(
+    "its REQ asks our listener, in several frames and sizes, with heartbeats",
+    async () => {
+      const { port } = await talker(keys).echo();
+      const socket = own(new Request({ ...HEARTBEATS, routingId: "a name", ...ofClient }));
+      socket.connect(`tcp://${host}:${port}`);
+      for (const size of SIZES) {
+        const frame = Buffer.alloc(size, "x");
+        await socket.send([frame, "second"]);
+        expect(text(await socket.receive())).toEqual(["echo", frame.toString(), "second"]);
+        await wait();
+      }
+    },
+  );
 
-  test("a REQ, in several frames and sizes, with heartbeats", async () => {
+  test.skipIf(isMissing)(
+    "its DEALER asks, with and without the empty frame, many requests at once",
+    async () => {
+      const { port } = await talker(keys).echo();
+      const socket = own(new Dealer({ linger: 0, ...ofClient }));
+      socket.connect(`tcp://${host}:${port}`);
+      const asked = Array.from({ length: 500 }, (_, at) => `${at}`);
+      for (const [at, word] of asked.entries()) await socket.send(at % 2 === 0 ? ["", word] : word);
+      for (const [at, word] of asked.entries())
+        expect(text(await socket.receive())).toEqual([...(at % 2 === 0 ? [""] : []), "echo", word]);
+    },
+  );
+
+  test.skipIf(isMissing).each([
+    ["ROUTER", () => new Router({ ...HEARTBEATS, ...ofServer })],
+    ["REP", () => new Reply({ ...HEARTBEATS, ...ofServer })],
+  ])(
+    "its %s answers our client, in several frames and sizes, with heartbeats",
+    async (_, create) => {
+      const socket = own(create());
+      await socket.bind(`tcp://${host}:*`);
+      void (async () => {
+        for await (const frames of socket) await socket.send(frames);
+      })().catch(() => {});
+      const { ask } = talker(keys);
+      const words = [...SIZES, 16_384, 70_000].map((size) => "x".repeat(size));
+      for (let round = 0; round < 5; round += 1) {
+        expect(await ask(portOf(socket.lastEndpoint), ...words)).toEqual(words);
+        await wait();
+      }
+    },
+  );
+});
+
+describe.skipIf(capability.curve !== true)("libzmq that lacks our key", () => {
+  test.each([
+    ["without CURVE, as vLLM's", {}, /NULL.*CURVE|CURVE.*NULL/],
+    [
+      "with a client key that is not accepted",
+      { ...asClient, ...keysForLibzmq(curveKeysOf(OTHER).client) },
+      /client key/,
+    ],
+    [
+      "with another server key",
+      { ...asClient, curveServerKey: z85(curveKeysOf(OTHER).server.publicKey) },
+      /server key/,
+    ],
+  ])("its REQ %s is refused", async (_, keys, why) => {
+    const { echo, warnings } = talker([OWN]);
     const { port } = await echo();
-    const socket = own(
-      new Request({
-        linger: 0,
-        heartbeatInterval: 5,
-        heartbeatTimeout: 30_000,
-        routingId: "a name",
-      }),
-    );
+    const socket = own(new Request({ linger: 0, ...keys }));
     socket.connect(`tcp://${host}:${port}`);
-    for (const size of [0, 1, 255, 256, 4000]) {
-      const frame = Buffer.alloc(size, "x");
-      await socket.send([frame, "second"]);
-      expect(text(await socket.receive())).toEqual(["echo", frame.toString(), "second"]);
-      await new Promise((resolve) => setTimeout(resolve, 20));
-    }
+    await socket.send("hello");
+    await until(() => warnings.length > 0);
+    expect(String(warnings[0]?.["error"])).toMatch(why);
+    expect(warnings[0]?.["hint"]).toContain("handshake_key_file");
   });
 
-  test("a DEALER, with and without the empty frame, many requests at once", async () => {
-    const { port } = await echo();
-    const socket = own(new Dealer({ linger: 0 }));
-    socket.connect(`tcp://${host}:${port}`);
-    for (let at = 0; at < 500; at += 1) await socket.send(at % 2 === 0 ? ["", `${at}`] : [`${at}`]);
-    for (let at = 0; at < 500; at += 1)
-      expect(text(await socket.receive())).toEqual(
-        at % 2 === 0 ? ["", "echo", `${at}`] : ["echo", `${at}`],
-      );
-  });
-
-  test("a REQ that connects again after its idle connection was closed", async () => {
-    const side = zmqSideChannel({ idleTimeoutMs: 300 });
-    closers.push(() => side.close());
-    const { port } = await side.listen({ host, port: 0, answer: (frames) => frames });
-    const socket = own(new Request({ linger: 0 }));
-    const closed = new Promise((resolve) => socket.events.on("disconnect", resolve));
-    socket.connect(`tcp://${host}:${port}`);
-    await socket.send("one");
-    expect(text(await socket.receive())).toEqual(["one"]);
-    await closed;
-    await socket.send("two");
-    expect(text(await socket.receive())).toEqual(["two"]);
+  test.each([
+    ["without CURVE, as vLLM's", {}, /NULL.*CURVE|CURVE.*NULL/],
+    [
+      "with another key",
+      { ...keysForLibzmq(curveKeysOf(OTHER).server), curveServer: true },
+      /ended the CURVE handshake/,
+    ],
+  ])("its ROUTER %s is refused", async (_, keys, why) => {
+    const socket = own(new Router({ linger: 0, ...keys }));
+    await socket.bind(`tcp://${host}:*`);
+    const error = await failure(talker([OWN]).ask(portOf(socket.lastEndpoint), "hello"));
+    expect(error.message).toMatch(why);
+    expect(error.hint).toContain("handshake_key_file");
   });
 });
 
-describe("our client asks, libzmq answers", () => {
-  test.each([
-    ["a ROUTER", () => new Router({ linger: 0, heartbeatInterval: 5, heartbeatTimeout: 30_000 })],
-    ["a REP", () => new Reply({ linger: 0, heartbeatInterval: 5, heartbeatTimeout: 30_000 })],
-  ])("%s, in several frames and sizes, with heartbeats", async (_, create) => {
-    const socket = own(create());
-    await socket.bind(`tcp://${host}:*`);
-    void (async () => {
-      for await (const frames of socket) await socket.send(frames);
-    })().catch(() => {});
-    const side = channel();
-    const port = portOf(socket.lastEndpoint);
-    const frames = SIZES.map((size) => Buffer.alloc(size, size % 251));
-    for (let round = 0; round < 5; round += 1) {
-      const reply = await side.request({ host, port, frames, timeoutMs: 20_000 });
-      expect(reply.frames.map((frame) => Buffer.from(frame))).toEqual(frames);
-      await new Promise((resolve) => setTimeout(resolve, 20));
-    }
-  });
+test("a REQ of libzmq connects again after its idle connection was closed", async () => {
+  const side = channel({ idleTimeoutMs: 300 });
+  const { port } = await side.listen({ host, port: 0, answer: (frames) => frames });
+  const socket = own(new Request({ linger: 0 }));
+  const closed = new Promise((resolve) => socket.events.on("disconnect", resolve));
+  socket.connect(`tcp://${host}:${port}`);
+  await socket.send("one");
+  expect(text(await socket.receive())).toEqual(["one"]);
+  await closed;
+  await socket.send("two");
+  expect(text(await socket.receive())).toEqual(["two"]);
 });
 
 const python = process.env["KV_PYTHON"] ?? "python3";
@@ -130,16 +194,10 @@ describe.skipIf(!hasPyzmq)(
 
     test("its ROUTER answers our client", async () => {
       const { line } = await pyzmqPeer("answer");
-      const side = channel();
-      for (const size of SIZES) {
-        const frame = Buffer.alloc(size, "x");
-        const reply = await side.request({
-          host,
-          port: Number(line),
-          frames: [frame],
-          timeoutMs: 20_000,
-        });
-        expect(reply.frames.map((part) => Buffer.from(part))).toEqual([frame, Buffer.from("1.5")]);
+      const { ask } = talker();
+      for (const size of [...SIZES, 16_384, 70_000]) {
+        const word = "x".repeat(size);
+        expect(await ask(Number(line), word)).toEqual([word, "1.5"]);
       }
     });
   },

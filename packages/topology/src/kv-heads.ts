@@ -1,20 +1,17 @@
 import { KvError } from "@kv/interface";
-import { requireInteger, requireRank } from "./required-integers.js";
+import { requireInteger, requireRank } from "./remote-ranks.js";
 
 /** Consecutive KV heads of the model. */
 export interface KvHeadRange {
-  /** Index of the first head. */
   readonly firstHead: number;
-  /** Number of heads. */
   readonly numHeads: number;
 }
 
 /**
- * The KV heads that a rank holds: a share of them, or one head that other ranks hold as well when
- * there are more ranks than heads.
+ * Returns a rank's share of the KV heads, or the one that it shares when ranks outnumber heads.
  *
- * @throws `KV_TOPOLOGY_INVALID` when neither of TP size and heads divides the other, or when a
- * number is out of range.
+ * @throws `KV_TOPOLOGY_INVALID` when neither of TP size and heads divides the other, or a number is
+ * out of range.
  */
 export function kvHeadsOfRank(tpRank: number, tpSize: number, numKvHeads: number): KvHeadRange {
   requireRank("tpRank", tpRank, "tpSize", tpSize);
@@ -32,33 +29,24 @@ export function kvHeadsOfRank(tpRank: number, tpSize: number, numKvHeads: number
   });
 }
 
-/**
- * Whether ranks of the two engines hold replicas of KV heads (vLLM 0.33: the properties of
- * `TransferTopology`).
- */
+/** Whether ranks hold replicas of KV heads (vLLM 0.33: `TransferTopology`). */
 export interface KvReplication {
-  /** The remote engine has more ranks than KV heads, so several ranks hold one head. */
+  /** It has more ranks than KV heads. */
   readonly remoteReplicatesHeads: boolean;
-  /** `remoteReplicatesHeads`, or MLA, whose cache is the same on every rank. */
+  /** `remoteReplicatesHeads`, or MLA. */
   readonly remoteReplicatesCache: boolean;
-  /** The same for the local engine. */
   readonly localReplicatesCache: boolean;
-  /** Heads in a local rank's cache. */
   readonly localHeads: number;
 }
 
 /**
- * Whether ranks hold replicas, for two TP sizes and a number of KV heads.
+ * Returns which engines hold replicas.
  * @throws `KV_TOPOLOGY_INVALID` for a number below 1.
  */
 export function kvReplication(options: {
-  /** Tensor-parallel size of the local engine. */
   readonly tpSize: number;
-  /** Tensor-parallel size of the remote engine. */
   readonly remoteTpSize: number;
-  /** KV heads of the model. Ignored for MLA. */
   readonly numKvHeads: number;
-  /** The model has multi-head latent attention. */
   readonly isMla: boolean;
 }): KvReplication {
   const { tpSize, remoteTpSize, isMla } = options;

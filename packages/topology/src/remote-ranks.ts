@@ -1,14 +1,9 @@
 import { KvError } from "@kv/interface";
-import { rankSequence } from "./rank-sequence.js";
-import { requireInteger, requireRank } from "./required-integers.js";
 
 /** A local rank, and the sizes of both engines. */
 export interface EnginePair {
-  /** Tensor-parallel rank of the local rank. */
   readonly tpRank: number;
-  /** Tensor-parallel size of the local engine. */
   readonly tpSize: number;
-  /** Tensor-parallel size of the remote engine. */
   readonly remoteTpSize: number;
   /** Local ranks that share a sequence by decode context parallelism (DCP). @default 1 */
   readonly dcpSize?: number | undefined;
@@ -17,9 +12,8 @@ export interface EnginePair {
 }
 
 /**
- * The ratio of two TP sizes (vLLM 0.33, `TransferTopology.tp_ratio`). Positive where the local
- * engine has at least as many ranks: the number of local ranks that share a remote rank. Negative
- * where the remote engine has more: the number of remote ranks of a local rank.
+ * Returns the ratio of two TP sizes (vLLM 0.33, `TransferTopology.tp_ratio`): local ranks per
+ * remote rank, or, negative, remote ranks per local one.
  * @throws `KV_TOPOLOGY_INVALID` when neither size divides the other.
  */
 export function tpRatio(tpSize: number, remoteTpSize: number): number {
@@ -38,22 +32,18 @@ export function tpRatio(tpSize: number, remoteTpSize: number): number {
   return tpSize >= remoteTpSize ? tpSize / remoteTpSize : -(remoteTpSize / tpSize);
 }
 
-/**
- * Remote ranks whose slice of the sequence overlaps the local rank's slice, for MLA caches that a
- * remote DCP group shares.
- */
+/** For MLA caches: remote ranks whose slice of the sequence overlaps the local one. */
 function dcpSourceRanks(pair: EnginePair): number[] {
   const { tpRank, remoteTpSize, dcpSize = 1, remoteDcpSize = 1 } = pair;
   requireDcp(pair);
   const dcpRank = tpRank % dcpSize;
-  // A finer local split lies wholly within one remote slice.
   if (dcpSize > remoteDcpSize) return [dcpRank % remoteDcpSize];
   return rankSequence(0, remoteTpSize).filter((rank) => rank % dcpSize === dcpRank);
 }
 
 /**
- * Remote ranks that the local rank shakes hands with before it can plan: those it reads and those
- * it only notifies.
+ * Returns the remote ranks to shake hands with before planning: those to read and those only to
+ * notify.
  *
  * @throws `KV_TOPOLOGY_INVALID` when TP sizes do not divide one another, or a number is out of
  * range.
@@ -65,8 +55,8 @@ export function handshakeTargetRanks(pair: EnginePair): number[] {
 }
 
 /**
- * The remote ranks that shake hands with the local rank: those that name it in their
- * `handshakeTargetRanks`. They are the ones that a P which pushes writes to, or only notifies.
+ * Returns the remote ranks whose `handshakeTargetRanks` name the local rank, to which a P pushes or
+ * sends only notifications.
  *
  * @throws As `handshakeTargetRanks`.
  */
@@ -86,7 +76,8 @@ export function handshakeSourceRanks(pair: EnginePair): number[] {
 }
 
 /**
- * Remote ranks that share KV heads with the local rank by tensor parallelism alone, ascending.
+ * Returns the remote ranks that share KV heads with the local rank by tensor parallelism,
+ * ascending.
  *
  * @throws `KV_TOPOLOGY_INVALID` when TP sizes do not divide one another, or `tpRank` is not below
  * `tpSize`.
@@ -101,8 +92,8 @@ export function targetRemoteRanks(pair: EnginePair): number[] {
 }
 
 /**
- * Notifications that a remote rank awaits from all of its readers before it frees a request's
- * blocks: the `n` of vLLM's `"{request_id}:{n}"`.
+ * Returns how many notifications a remote rank awaits before it frees a request's blocks: the `n`
+ * of vLLM's `"{request_id}:{n}"`.
  *
  * @throws `KV_TOPOLOGY_INVALID` when TP sizes do not divide one another, or a number is out of
  * range.
@@ -111,7 +102,7 @@ export function dcpConsumerCount(pair: EnginePair): number {
   const { tpSize, remoteTpSize, dcpSize = 1, remoteDcpSize = 1 } = pair;
   requireDcp(pair);
   if (remoteDcpSize === 1) return Math.max(1, tpRatio(tpSize, remoteTpSize));
-  // Where the local side is not sharded every local rank reads every slice.
+  // Without local DCP every local rank reads every slice.
   return dcpSize === 1 ? tpSize : Math.max(1, Math.floor(dcpSize / remoteDcpSize));
 }
 
@@ -126,4 +117,31 @@ function requireDcp({
   requireInteger("remoteTpSize", remoteTpSize, 1);
   requireInteger("dcpSize", dcpSize, 1);
   requireInteger("remoteDcpSize", remoteDcpSize, 1);
+}
+
+/** `Array.from` would cost more than the rest of a mapping. */
+export function rankSequence(start: number, length: number): number[] {
+  const ranks: number[] = [];
+  for (let rank = start; rank < start + length; rank++) ranks.push(rank);
+  return ranks;
+}
+
+/** @throws `KV_TOPOLOGY_INVALID`. */
+export function requireInteger(name: string, value: number, minimum: number): void {
+  if (Number.isSafeInteger(value) && value >= minimum) return;
+  throw new KvError(
+    "KV_TOPOLOGY_INVALID",
+    `${name} must be an integer of at least ${minimum}, got ${value}`,
+    { details: { name, value, minimum } },
+  );
+}
+
+/** @throws `KV_TOPOLOGY_INVALID`. */
+export function requireRank(name: string, rank: number, sizeName: string, size: number): void {
+  requireInteger(sizeName, size, 1);
+  requireInteger(name, rank, 0);
+  if (rank < size) return;
+  throw new KvError("KV_TOPOLOGY_INVALID", `${name} ${rank} is not below ${sizeName} ${size}`, {
+    details: { [name]: rank, [sizeName]: size },
+  });
 }

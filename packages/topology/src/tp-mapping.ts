@@ -1,59 +1,53 @@
 import { type KvCacheKind, KvError } from "@kv/interface";
-import { oneRank, rankSequence } from "./rank-sequence.js";
 import {
   dcpConsumerCount,
   type EnginePair,
   handshakeTargetRanks,
+  rankSequence,
+  requireInteger,
+  requireRank,
   tpRatio,
 } from "./remote-ranks.js";
-import { requireInteger, requireRank } from "./required-integers.js";
 
 /** Input of `computeTpMapping`. */
 export interface TpMappingOptions extends EnginePair {
-  /** KV heads of the whole model. Ignored for MLA, which has one. */
+  /** KV heads of the whole model. Ignored for MLA. */
   readonly numKvHeads: number;
-  /** The model has multi-head latent attention. */
   readonly isMla: boolean;
-  /** Kind of each KV cache group. */
   readonly groups: readonly KvCacheKind[];
   /**
-   * KV heads of caches that are split by head although the target is MLA (a GQA draft). The mapping
-   * is then that of these caches.
+   * Heads of a cache that is split although the target is MLA (a GQA draft); the mapping is then
+   * for it.
    */
   readonly headShardedKvHeads?: number | undefined;
 }
 
-/**
- * The remote ranks that a local rank reads and notifies, and the place of their heads. Built once
- * per remote engine; frozen plain data.
- */
+/** The remote ranks that a local rank reads and notifies, and the places of their heads. Frozen. */
 export interface TpMapping {
   /**
-   * By group: the remote ranks that are read. The position in the list is the index of the local
-   * piece that the rank fills.
+   * By group: the ranks to read. A rank's position is the index of the local piece that it fills.
    */
   readonly sourceRanksPerGroup: readonly (readonly number[])[];
-  /** Ranks that are read for heads and tokens. Present even where no group has any. */
   readonly attentionRanks: readonly number[];
   /** Union of the above, ascending. */
   readonly allSourceRanks: readonly number[];
   /**
-   * By source rank: the head slot within the local block that it fills. Source ranks of one head
-   * share a slot.
+   * By source rank: the head slot that it fills in the local block. Ranks with the same head share
+   * one.
    */
   readonly rankToAttentionSlot: Readonly<Record<number, number>>;
-  /** The begin of the local rank's heads within a remote block, in local shares. */
+  /** Where the local heads begin in a remote block, in local shares. */
   readonly rankOffsetFactor: number;
-  /** Notifications that each remote rank awaits: the `n` of `"{request_id}:{n}"`. */
+  /** The `n` of `"{request_id}:{n}"`. */
   readonly localConsumers: number;
-  /** Remote ranks to shake hands with: `allSourceRanks` and `notifyOnlyRanks`. */
+  /** `allSourceRanks` and `notifyOnlyRanks`. */
   readonly handshakeRanks: readonly number[];
-  /** Remote ranks that hold replicas which are not read. They await a notification too. */
+  /** Ranks with replicas, which await a notification only. */
   readonly notifyOnlyRanks: readonly number[];
 }
 
 /**
- * The mapping of vLLM 0.33's `compute_tp_mapping`, as a pure function.
+ * Returns the mapping of vLLM 0.33's `compute_tp_mapping`.
  * @throws `KV_TOPOLOGY_INVALID` with both values when TP sizes do not divide one another, a number
  * is out of range, or there is no group.
  */
@@ -76,16 +70,16 @@ export function computeTpMapping(options: TpMappingOptions): TpMapping {
   const theirRank = Math.floor((tpRank * remoteTpSize) / tpSize);
   const handshakeRanks =
     ratio > 0 && remoteDcpSize === 1
-      ? oneRank(theirRank)
+      ? Object.freeze([theirRank])
       : Object.freeze(handshakeTargetRanks(options));
   let attentionRanks = handshakeRanks;
   if (remoteDcpSize === 1 || !isMla) {
     attentionRanks =
       ratio < 0 && !isMla
         ? firstRankOfEachHead(tpRank * -ratio, -ratio, heads)
-        : oneRank(theirRank);
+        : Object.freeze([theirRank]);
   }
-  // State-space caches are always split, also where attention heads are replicated.
+  // States are always split, even where heads are replicated.
   const stateRanks =
     ratio > 0 ? attentionRanks : Object.freeze(rankSequence(tpRank * -ratio, -ratio));
   const sourceRanksPerGroup: (readonly number[])[] = [];
@@ -112,39 +106,21 @@ interface RemoteHeads {
   readonly remoteTpSize: number;
 }
 
-/** First KV head of a remote rank. */
 function headOf({ numKvHeads, remoteTpSize }: RemoteHeads, rank: number): number {
   return Math.floor((rank * numKvHeads) / remoteTpSize);
 }
 
-/**
- * By rank: the slot of the attention rank that holds the same head. Ranks of other heads are read
- * for their state only, and have slot 0.
- */
+/** Ranks of other heads are read only for their state. */
 function attentionSlots(
   attentionRanks: readonly number[],
   allSourceRanks: readonly number[],
   heads: RemoteHeads,
 ): Readonly<Record<number, number>> {
   const slots: Record<number, number> = {};
-  if (attentionRanks.length === 1) {
-    if (allSourceRanks === attentionRanks) return slotZero(attentionRanks[0] as number);
-    for (const rank of allSourceRanks) slots[rank] = 0;
-    return Object.freeze(slots);
-  }
   const slotOfHead = new Map<number, number>();
-  for (let slot = 0; slot < attentionRanks.length; slot++)
-    slotOfHead.set(headOf(heads, attentionRanks[slot] as number), slot);
+  for (const [slot, rank] of attentionRanks.entries()) slotOfHead.set(headOf(heads, rank), slot);
   for (const rank of allSourceRanks) slots[rank] = slotOfHead.get(headOf(heads, rank)) ?? 0;
   return Object.freeze(slots);
-}
-
-const SLOT_ZERO: readonly Readonly<Record<number, number>>[] = rankSequence(0, 256).map((rank) =>
-  Object.freeze({ [rank]: 0 }),
-);
-
-function slotZero(rank: number): Readonly<Record<number, number>> {
-  return SLOT_ZERO[rank] ?? Object.freeze({ [rank]: 0 });
 }
 
 function union(one: readonly number[], other: readonly number[]): readonly number[] {
@@ -158,10 +134,7 @@ function others(ranks: readonly number[], without: readonly number[]): readonly 
   return Object.freeze(ranks.filter((rank) => !without.includes(rank)));
 }
 
-/**
- * Several remote ranks hold the same KV head when there are fewer heads than ranks. The first rank
- * of each head is read.
- */
+/** With fewer heads than ranks, the first rank of each head is read. */
 function firstRankOfEachHead(start: number, count: number, heads: RemoteHeads): readonly number[] {
   const ranks = [start];
   for (let rank = start + 1; rank < start + count; rank++)

@@ -1,4 +1,3 @@
-/** A promise with its resolve functions. */
 export interface Deferred<T> {
   readonly promise: Promise<T>;
   resolve(value: T): void;

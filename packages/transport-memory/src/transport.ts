@@ -5,6 +5,7 @@ import {
   KvError,
   type Memory,
   type MemoryType,
+  settleAll,
   type Transport,
   type TransportCapabilities,
 } from "@kv/interface";
@@ -16,13 +17,10 @@ import { fabricOf, type MemoryNetwork, memoryNetwork } from "./network/network.j
 
 /** Options of `memoryTransport`. */
 export interface MemoryTransportOptions extends AmbientOptions {
-  /**
-   * Network of its agents. @default a network of its own, so that only agents of this transport
-   * reach each other
-   */
+  /** @default a network of its own, so that only agents of this transport reach each other */
   readonly network?: MemoryNetwork | undefined;
   /**
-   * Simulated process of the transport. After the process was killed, create a new transport.
+   * Simulated process; after its kill, create a new transport.
    * @default "localhost"
    */
   readonly host?: string | MemoryHost | undefined;
@@ -31,26 +29,23 @@ export interface MemoryTransportOptions extends AmbientOptions {
    * @default ["DRAM"]
    */
   readonly memoryTypes?: readonly MemoryType[] | undefined;
-  /** Names of backends that agents may request, the default one first. @default ["MEMORY"] */
+  /** Backends that agents may request, the default one first. @default ["MEMORY"] */
   readonly backendNames?: readonly string[] | undefined;
 }
 
 const MAX_LENGTH_BYTES = 2 ** 40;
 
 /**
- * The transport that `memoryTransport` creates. Its agents, lists and registrations have
- * `Symbol.asyncDispose`, its memory `Symbol.dispose`.
+ * What `memoryTransport` creates. Agents, lists and registrations have `Symbol.asyncDispose`,
+ * memory has `Symbol.dispose`.
  */
 export interface MemoryTransport extends Transport, AsyncDisposable {
-  /** As `Transport.createAgent`. */
   createAgent(options?: AgentOptions): Promise<Agent & AsyncDisposable>;
-  /** As `Transport.allocate`. */
   allocate(...options: Parameters<Transport["allocate"]>): Memory & Disposable;
 }
 
 /**
- * Creates an in-process transport: its agents copy bytes between buffers of this process, over a
- * simulated network with latency and faults.
+ * Creates an in-process transport over a simulated network with latency and faults.
  *
  * @throws `KV_CONFIG_INVALID` for a network that `memoryNetwork` did not create.
  */
@@ -165,7 +160,7 @@ export function memoryTransport(options: MemoryTransportOptions = {}): MemoryTra
     },
     async close() {
       closed = true;
-      await Promise.all([...agents].map((agent) => agent.close()));
+      await settleAll([...agents].map((agent) => agent.close()));
       forgetKill();
     },
     [Symbol.asyncDispose]: () => transport.close(),

@@ -7,10 +7,11 @@ import {
   bytes,
   collect,
   count,
-  end,
+  expectFailure,
   lists,
   NUM_BLOCKS,
   pair,
+  readAll,
   SLOW,
 } from "./pair.js";
 
@@ -27,26 +28,18 @@ const NOTHING = {
 
 test("when the owner is killed, transfers from it fail, its memory is gone, and nothing of it is outstanding", async () => {
   const { clock, network, reader, owner, local, remote } = await pair({ latency: SLOW });
-  const request = { operation: "READ", local, localIds: ALL, remote, remoteIds: ALL } as const;
+  const request = readAll({ local, remote });
   const { done, released } = reader.agent.transfer(request);
   await clock.advance(15);
   network.host("p").kill();
-  await expect(done).rejects.toSatisfy((error) => KvError.is(error, "KV_PEER_DISCONNECTED"));
+  await expectFailure(done, "KV_PEER_DISCONNECTED");
   await released;
   await clock.runUntilIdle();
   expect(count(reader.memory, 2)).toBe(TOTAL / 4);
-  await expect(reader.agent.transfer(request).done).rejects.toSatisfy((e) =>
-    KvError.is(e, "KV_PEER_DISCONNECTED"),
-  );
-  await expect(reader.agent.notify(owner.agent.name, bytes("x"))).rejects.toSatisfy((e) =>
-    KvError.is(e, "KV_NOTIFICATION_FAILED"),
-  );
-  await expect(owner.agent.localMetadata()).rejects.toSatisfy((error) =>
-    KvError.is(error, "KV_AGENT_CLOSED"),
-  );
-  await expect(owner.transport.createAgent()).rejects.toSatisfy((e) =>
-    KvError.is(e, "KV_TRANSPORT_CLOSED"),
-  );
+  await expectFailure(reader.agent.transfer(request).done, "KV_PEER_DISCONNECTED");
+  await expectFailure(reader.agent.notify(owner.agent.name, bytes("x")), "KV_NOTIFICATION_FAILED");
+  await expectFailure(owner.agent.localMetadata(), "KV_AGENT_CLOSED");
+  await expectFailure(owner.transport.createAgent(), "KV_TRANSPORT_CLOSED");
   network.host("d").kill();
   expect(network.outstanding()).toEqual(NOTHING);
   owner.memory.close();
@@ -58,16 +51,10 @@ test("a hanging transfer fails when the peer is killed", async () => {
   const { clock, network, reader, local, remote } = await pair({
     faults: [{ fault: "drop", operation: "READ" }],
   });
-  const { done, released } = reader.agent.transfer({
-    operation: "READ",
-    local,
-    localIds: ALL,
-    remote,
-    remoteIds: ALL,
-  });
+  const { done, released } = reader.agent.transfer(readAll({ local, remote }));
   await clock.advance(1000);
   network.host("p").kill();
-  await expect(done).rejects.toSatisfy((error) => KvError.is(error, "KV_PEER_DISCONNECTED"));
+  await expectFailure(done, "KV_PEER_DISCONNECTED");
   await released;
 });
 
@@ -113,15 +100,13 @@ test("notifications in flight from a killed host arrive with the configured prob
 });
 
 test("a restarted host is another process: old metadata and lists fail, new ones reach the new agent", async () => {
-  const { clock, network, reader, owner, local, remote } = await pair();
-  const request = { operation: "READ", local, localIds: ALL, remote, remoteIds: ALL } as const;
+  const { clock, network, begin, reader, owner, local, remote } = await pair();
+  const request = readAll({ local, remote });
   const oldMetadata = await owner.agent.localMetadata();
   expect(network.restart("p").incarnation).toBe(2);
-  const again = await end(network, "p", 5);
+  const again = await begin("p", 5);
   expect(again.agent.name).toBe(owner.agent.name);
-  await expect(reader.agent.transfer(request).done).rejects.toSatisfy((e) =>
-    KvError.is(e, "KV_PEER_DISCONNECTED"),
-  );
+  await expectFailure(reader.agent.transfer(request).done, "KV_PEER_DISCONNECTED");
   const words = collect(again.agent);
   // The peer is known by its old incarnation, so the new agent of the same name is not reached.
   await expect(reader.agent.notify(again.agent.name, bytes("old"))).rejects.toThrow(KvError);
@@ -139,35 +124,21 @@ test("without reportsPeerDeath only the deadline ends a transfer", async () => {
   expect(reader.transport.capabilities.reportsPeerDeath).toBe(false);
   network.host("p").kill();
   const { done, released } = reader.agent.transfer({
-    operation: "READ",
-    local,
-    localIds: ALL,
-    remote,
-    remoteIds: ALL,
+    ...readAll({ local, remote }),
     timeoutMs: 700,
   });
   await reader.agent.notify(owner.agent.name, bytes("into the void"));
-  await expect(clock.settle(done)).rejects.toSatisfy((error) =>
-    KvError.is(error, "KV_TRANSFER_TIMEOUT"),
-  );
+  await expectFailure(clock.settle(done), "KV_TRANSFER_TIMEOUT");
   await clock.settle(released);
   expect(clock.now()).toBeLessThan(800);
 });
 
 test("a transfer fails when the owner deregisters its memory", async () => {
   const { clock, reader, owner, local, remote } = await pair({ latency: SLOW });
-  const { done } = reader.agent.transfer({
-    operation: "READ",
-    local,
-    localIds: ALL,
-    remote,
-    remoteIds: ALL,
-  });
+  const { done } = reader.agent.transfer(readAll({ local, remote }));
   await clock.advance(15);
   await owner.agent.close();
-  await expect(clock.settle(done)).rejects.toSatisfy((error) =>
-    KvError.is(error, "KV_PEER_DISCONNECTED"),
-  );
+  await expectFailure(clock.settle(done), "KV_PEER_DISCONNECTED");
 });
 
 test("closing an agent waits for its transfers, and aborts those that do not end", async () => {
@@ -175,13 +146,13 @@ test("closing an agent waits for its transfers, and aborts those that do not end
     latency: SLOW,
     faults: [{ fault: "drop", nth: 2 }],
   });
-  const request = { operation: "READ", local, localIds: ALL, remote, remoteIds: ALL } as const;
+  const request = readAll({ local, remote });
   const good = reader.agent.transfer(request).done;
   const stuck = reader.agent.transfer(request).done;
   await clock.settle(reader.agent.close({ timeoutMs: 3000 }));
   expect(clock.now()).toBe(3005);
   expect((await good).lengthBytes).toBe(TOTAL);
-  await expect(stuck).rejects.toSatisfy((error) => KvError.is(error, "KV_TRANSFER_ABORTED"));
+  await expectFailure(stuck, "KV_TRANSFER_ABORTED");
   expect(network.outstanding()).toMatchObject({ agents: 1, transfers: 0, registrations: 1 });
 });
 
@@ -196,18 +167,16 @@ test("clocks of hosts differ by their skew, also after a restart", async () => {
 test("agent names are unique among live agents", async () => {
   const { network, reader } = await pair();
   const transport = memoryTransport({ network, host: "d" });
-  await expect(transport.createAgent({ name: reader.agent.name })).rejects.toSatisfy((error) =>
-    KvError.is(error, "KV_AGENT_INVALID"),
-  );
+  await expectFailure(transport.createAgent({ name: reader.agent.name }), "KV_AGENT_INVALID");
 });
 
 test("VRAM is simulated on request: no view, but gather, scatter and transfers work", async () => {
-  const transport = memoryTransport({ memoryTypes: ["VRAM"] });
-  const memory = transport.allocate(64, { memoryType: "VRAM", deviceId: 3 });
+  await using transport = memoryTransport({ memoryTypes: ["VRAM"] });
+  using memory = transport.allocate(64, { memoryType: "VRAM", deviceId: 3 });
   expect(() => memory.bytes).toThrow(/not addressable/);
   await memory.scatter(Float64Array.of(8, 4), Uint8Array.of(1, 2, 3, 4).buffer);
   expect([...new Uint8Array(await memory.gather(Float64Array.of(9, 2)))]).toEqual([2, 3]);
-  const agent = await transport.createAgent();
+  await using agent = await transport.createAgent();
   await agent.register(memory);
   const rows = Float64Array.of(memory.address, 64, 3, 64, 1);
   expect((await agent.prepareLocal({ memoryType: "VRAM", rows })).count).toBe(1);

@@ -1,4 +1,12 @@
-import type { Agent, Memory, PreparedList, Transport } from "@kv/interface";
+import {
+  type Agent,
+  KvError,
+  type KvErrorCode,
+  type Memory,
+  type PreparedList,
+  type Transport,
+} from "@kv/interface";
+import { leavesNothing } from "@kv/testing/nothing-left";
 import {
   type MemoryLatency,
   type MemoryNetwork,
@@ -9,6 +17,7 @@ import {
   type VirtualClock,
   virtualClock,
 } from "@kv/transport-memory";
+import { expect } from "vitest";
 
 export const BLOCK_BYTES = 256;
 export const NUM_BLOCKS = 16;
@@ -22,6 +31,7 @@ export interface End {
 export interface Pair {
   readonly clock: VirtualClock;
   readonly network: MemoryNetwork;
+  begin(host: string, fill: number): Promise<End>;
   readonly reader: End;
   readonly owner: End;
   readonly local: PreparedList;
@@ -39,18 +49,29 @@ export const SLOW: MemoryLatency = {
 export async function pair(options: MemoryNetworkOptions & { seed?: number } = {}): Promise<Pair> {
   const clock = virtualClock();
   const network = memoryNetwork({ clock, random: seededRandom(options.seed ?? 1), ...options });
-  const reader = await end(network, "d", 1);
-  const owner = await end(network, "p", 2);
-  return { clock, network, reader, owner, ...(await lists(reader, owner)) };
-}
-
-export async function end(network: MemoryNetwork, host: string, fill: number): Promise<End> {
-  const transport = memoryTransport({ network, host });
-  const agent = await transport.createAgent({ name: `agent of ${host}` });
-  const memory = transport.allocate(BLOCK_BYTES * NUM_BLOCKS);
-  memory.bytes.fill(fill);
-  await agent.register(memory);
-  return { transport, agent, memory };
+  const ends: End[] = [];
+  const begin = async (host: string, fill: number): Promise<End> => {
+    const transport = memoryTransport({ network, host });
+    const agent = await transport.createAgent({ name: `agent of ${host}` });
+    const memory = transport.allocate(BLOCK_BYTES * NUM_BLOCKS);
+    ends.push({ transport, agent, memory });
+    memory.bytes.fill(fill);
+    await agent.register(memory);
+    return { transport, agent, memory };
+  };
+  leavesNothing(
+    () => ({ ...network.outstanding(), timers: clock.pendingTimers }),
+    async () => {
+      for (const { transport, memory } of ends) {
+        await clock.settle(transport.close());
+        memory.close();
+      }
+      await clock.runUntilIdle();
+    },
+  );
+  const reader = await begin("d", 1);
+  const owner = await begin("p", 2);
+  return { clock, network, begin, reader, owner, ...(await lists(reader, owner)) };
 }
 
 export async function lists(
@@ -69,6 +90,10 @@ export async function lists(
   };
 }
 
+/** A READ of all blocks. */
+export const readAll = ({ local, remote }: Pick<Pair, "local" | "remote">) =>
+  ({ operation: "READ", local, localIds: ALL, remote, remoteIds: ALL }) as const;
+
 export const ALL = Int32Array.from({ length: NUM_BLOCKS }, (_, index) => index);
 export const bytes = (text: string): Uint8Array => new TextEncoder().encode(text);
 export const text = (payload: Uint8Array): string => new TextDecoder().decode(payload);
@@ -84,3 +109,6 @@ export function collect(agent: Agent): string[] {
   })();
   return received;
 }
+
+export const expectFailure = (work: Promise<unknown>, code: KvErrorCode) =>
+  expect(work).rejects.toSatisfy((error) => KvError.is(error, code));

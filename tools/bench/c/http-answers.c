@@ -1,9 +1,10 @@
 // An HTTP/1.1 server that costs next to nothing: each answer is bytes that were made before.
 //     http-answers FILE
 // FILE has the answers: `SUFFIX LENGTH`, a new line and LENGTH bytes, the whole answer to requests
-// whose path ends in SUFFIX. Prints its port. A request whose body contains "hold" gets the answer
-// of the suffix `#hold`, if there is one, and stays open until a line comes on stdin: then all of
-// them get the answer of `#release`. Ends with stdin.
+// whose path ends in SUFFIX. Prints its port. A request whose body has the member "user" gets the
+// answer of the suffix `#USER`, if there is one. That of `#long` is followed by 127 times `#event`, one
+// every 5 ms, and `#release`. That of `#hold` stays open until the line `release` comes on stdin:
+// then all get `#release`. After the line `fail` all requests get `#fail`. Ends with stdin.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -16,9 +17,10 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { MAX_ANSWERS = 16, MAX_BODY = 64 << 20, EVENTS = 256 };
+enum { MAX_ANSWERS = 16, MAX_BODY = 64 << 20, EVENTS = 256, LONG_EVENTS = 127, EVENT_MS = 5 };
 
 struct answer {
   char suffix[128];
@@ -28,6 +30,7 @@ struct answer {
 
 struct connection {
   int fd;
+  /** -1: until it is released; else events that are to come. */
   int held;
   char *bytes;
   size_t length, capacity;
@@ -36,6 +39,9 @@ struct connection {
 
 static struct answer answers[MAX_ANSWERS];
 static int answer_count;
+static int failing;
+/** Connections whose long stream goes on. */
+static int longs;
 static struct connection *all;
 
 static void need(int is, const char *what) {
@@ -77,20 +83,33 @@ static void send_answer(int fd, const struct answer *answer) {
   }
 }
 
+static const struct answer *of_user(const char *body, size_t length) {
+  static const char member[] = "\"user\":";
+  const char *from = memmem(body, length, member, sizeof member - 1);
+  from = from == NULL ? NULL : memchr(from + sizeof member - 1, '"', 2);
+  const char *end = from == NULL ? NULL : memchr(from + 1, '"', length - (size_t)(from + 1 - body));
+  char suffix[32] = "#";
+  if (end == NULL || end - from >= 31) return NULL;
+  memcpy(suffix + 1, from + 1, (size_t)(end - from - 1));
+  return find(suffix, strlen(suffix));
+}
+
 static void reply(struct connection *connection, const char *request, size_t head, size_t length) {
   const char *path = memchr(request, ' ', head);
   const char *end = path == NULL ? NULL : memchr(path + 1, ' ', head - (size_t)(path + 1 - request));
   if (end == NULL) return;
   const char *query = memchr(path, '?', (size_t)(end - path));
   if (query != NULL) end = query;
-  const struct answer *first = find("#hold", 5);
-  connection->held = first != NULL && memmem(request + head, length - head, "\"hold\"", 6) != NULL;
-  send_answer(connection->fd, connection->held ? first : find(path + 1, (size_t)(end - path - 1)));
+  const struct answer *answer = failing ? find("#fail", 5) : of_user(request + head, length - head);
+  const char *suffix = answer == NULL ? "" : answer->suffix;
+  connection->held = strcmp(suffix, "#hold") == 0 ? -1 : strcmp(suffix, "#long") == 0 ? LONG_EVENTS : 0;
+  longs += connection->held > 0;
+  send_answer(connection->fd, answer != NULL ? answer : find(path + 1, (size_t)(end - path - 1)));
 }
 
 /**
- * The length of a chunked body; more than `length` where its end has not come. Envoy sends a body
- * in chunks that an external processor has passed on.
+ * More than `length` where the body's end has not come. Envoy sends chunks that an external
+ * processor has passed on.
  */
 static size_t chunked_length(const char *bytes, size_t length) {
   for (size_t at = 0; at < length;) {
@@ -104,7 +123,7 @@ static size_t chunked_length(const char *bytes, size_t length) {
   return length + 1;
 }
 
-/** The length of the first request; 0 where it has not all come. `*head`: that of its head. */
+/** 0 where the request has not all come. `*head`: the length of its head. */
 static size_t request_length(char *bytes, size_t length, size_t *head) {
   char *end = memmem(bytes, length, "\r\n\r\n", 4);
   if (end == NULL) return 0;
@@ -118,7 +137,7 @@ static size_t request_length(char *bytes, size_t length, size_t *head) {
   return length < *head + body ? 0 : *head + body;
 }
 
-/** Reads what has come and answers each whole request. Returns 0 where the connection has ended. */
+/** Returns 0 where the connection has ended. */
 static int serve(struct connection *connection) {
   for (;;) {
     if (connection->capacity - connection->length < 4096) {
@@ -141,7 +160,6 @@ static int serve(struct connection *connection) {
   }
 }
 
-/** Of a connection; NULL: stdin. */
 static void await_bytes(int epoll, int fd, void *of) {
   struct epoll_event event = {.events = EPOLLIN, .data.ptr = of};
   need(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0, "epoll; stdin must be a pipe");
@@ -156,6 +174,28 @@ static void accept_all(int epoll, int listener) {
     connection->next = all;
     all = connection;
     await_bytes(epoll, fd, connection);
+  }
+}
+
+static double now_ms(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
+}
+
+static void end_stream(struct connection *connection) {
+  connection->held = 0;
+  send_answer(connection->fd, find("#release", 8));
+}
+
+/** The next event of each long stream. */
+static void go_on(void) {
+  for (struct connection *each = all; each != NULL; each = each->next) {
+    if (each->held <= 0) continue;
+    send_answer(each->fd, find("#event", 6));
+    if (--each->held > 0) continue;
+    longs -= 1;
+    end_stream(each);
   }
 }
 
@@ -177,23 +217,29 @@ int main(int argc, char **argv) {
   printf("%d\n", ntohs(address.sin_port));
   fflush(stdout);
   struct epoll_event events[EVENTS];
+  double next_ms = 0;
   for (;;) {
-    int count = epoll_wait(epoll, events, EVENTS, -1);
+    int count = epoll_wait(epoll, events, EVENTS, longs > 0 ? 1 : -1);
+    if (longs > 0 && now_ms() >= next_ms) {
+      next_ms = now_ms() + EVENT_MS;
+      go_on();
+    }
     for (int at = 0; at < count; at += 1) {
       struct connection *connection = events[at].data.ptr;
       char line[64];
       if (connection == &listener) accept_all(epoll, listener.fd);
       else if (connection == NULL) {
         if (read(STDIN_FILENO, line, sizeof line) <= 0) return 0;
-        for (struct connection *each = all; each != NULL; each = each->next) {
-          if (each->held) send_answer(each->fd, find("#release", 8));
-          each->held = 0;
+        if (line[0] == 'f') failing = 1;
+        else for (struct connection *each = all; each != NULL; each = each->next) {
+          if (each->held < 0) end_stream(each);
         }
       } else if (serve(connection) == 0) {
         // The struct stays in the list.
         close(connection->fd);
         free(connection->bytes);
         connection->bytes = NULL;
+        longs -= connection->held > 0;
         connection->held = 0;
       }
     }

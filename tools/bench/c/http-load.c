@@ -1,7 +1,7 @@
 // A load generator that costs next to nothing: the same HTTP/1.1 request over and over, on
 // connections that stay open.
-//     http-load REQUEST_FILE < commands
-// A command on stdin: `PORT CONNECTIONS PER_SECOND MILLISECONDS`. With 0 per second each connection
+//     http-load < commands
+// A command on stdin: `PORT CONNECTIONS PER_SECOND MILLISECONDS REQUEST_FILE`. With 0 per second each connection
 // sends its next request when the last answer is complete. Else requests are sent at that rate,
 // whatever the answers do, and each is timed from the moment when it was due. Replies with one
 // line: microseconds of the run, failed requests, how late the generator itself sent a request at
@@ -198,16 +198,16 @@ static void run(int port, int wanted, double per_second, double milliseconds) {
   free(idle);
 }
 
-int main(int argc, char **argv) {
-  FILE *file = argc > 1 ? fopen(argv[1], "rb") : NULL;
-  if (file == NULL) {
-    fprintf(stderr, "usage: http-load REQUEST_FILE\n");
-    return 2;
-  }
-  request_length = fread(request, 1, sizeof request, file);
-  fclose(file);
+int main(void) {
   int port, connections;
   double per_second, milliseconds;
-  while (scanf("%d %d %lf %lf", &port, &connections, &per_second, &milliseconds) == 4) run(port, connections, per_second, milliseconds);
+  char name[256];
+  while (scanf("%d %d %lf %lf %255s", &port, &connections, &per_second, &milliseconds, name) == 5) {
+    FILE *file = fopen(name, "rb");
+    if (file == NULL) return perror(name), 2;
+    request_length = fread(request, 1, sizeof request, file);
+    fclose(file);
+    run(port, connections, per_second, milliseconds);
+  }
   return 0;
 }

@@ -91,7 +91,7 @@ const contextOf = (at: number, user = "u") => ({
   request: { fields: { prompt: TEXT, user } },
 });
 
-/** Choices with a strategy: of a healthy pool, after changes of its first instance, and twice. */
+/** Of a healthy pool, after changes of its first instance, and twice. */
 function strategy(name: string, create: () => Routing): Quantity[] {
   const after = (what: string, change: (first: PooledInstance) => void) =>
     perCall(`${name}, ${what}`, "us per choice", create, (instances) => {
@@ -124,7 +124,7 @@ function strategy(name: string, create: () => Routing): Quantity[] {
   ];
 }
 
-/** `everywhere`: each cache has the prompts that are asked for. Else one of them has each. */
+/** `everywhere`: each cache has the prompts. Else one of them has each. */
 function routingByEvents(name: string, everywhere: boolean): Quantity {
   const indexes = new Map<Instance, BlockIndex>();
   let tree = new BlockTree();
@@ -144,7 +144,7 @@ function routingByEvents(name: string, everywhere: boolean): Quantity {
       const index = new BlockIndex(tree, instance, UNLIMITED);
       indexes.set(instance, filled(1000, everywhere ? 0 : at, index));
     }
-    // Prompts of instances that are spread over the pool.
+    // Spread over the pool.
     const prompts = Array.from({ length: 30 }, (_, at) =>
       promptOf(everywhere ? 0 : Math.floor((at * all.length) / 30), (at * all.length) % 30),
     );
@@ -188,8 +188,8 @@ function promptOf(seed: number, prompt: number): number[] {
 type Pools = readonly [InstancePool, InstancePool];
 
 /**
- * As many instances, half of each role, all of whose side channels were read. They take turns in
- * the versions: those of one fit. `startMs`: the processor time of that.
+ * Half of each role. They take turns in the versions: those of one fit. `startMs`: the processor
+ * time until all side channels were read.
  */
 async function withPaired(
   count: number,
@@ -220,10 +220,6 @@ async function withPaired(
   return cost;
 }
 
-/**
- * What a choice costs in a fleet whose instances take turns in the versions. `prepare` makes the
- * function that chooses once.
- */
 const choosing = (
   name: string,
   unit: string,
@@ -259,7 +255,6 @@ const pairs = (name: string, versions: readonly string[]) =>
     },
   );
 
-/** Picks for a gateway, after `change` of the first P. */
 const picking = (
   name: string,
   versions: readonly string[],
@@ -327,7 +322,7 @@ export const group: Group = {
               if (asked === size) setImmediate(resolve);
               return 200;
             };
-            const checks = new HealthChecks(pools, probe, settings, { clock, log: silentLog });
+            const checks = new HealthChecks(pools, probe, settings, clock);
             setImmediate(() => checks.close());
           });
         });

@@ -1,5 +1,6 @@
 // A long suite: a benchmark's own test.
 import { expect, it } from "vitest";
+import { GROUPS, runGroup } from "./index.js";
 import { growthExponent, TOLERANCE } from "./measure.js";
 
 const SIZES = [100, 1000, 10_000, 100_000];
@@ -20,3 +21,14 @@ it("stays within the tolerance where caches get colder", () => {
   expect(growthExponent(SIZES, [1, 1.1, 1.4, 2.6])).toBeLessThan(TOLERANCE);
   expect(exponentOf((size) => Math.log2(size))).toBeLessThan(TOLERANCE);
 });
+
+it.each(GROUPS)(
+  "the group %s measures all of its costs, and ends",
+  async (name) => {
+    const { missing, curves } = await runGroup(name, ["--trial"]);
+    if (missing !== undefined) return;
+    expect(curves.length).toBeGreaterThan(0);
+    for (const { costs } of curves) expect(costs[0]).toBeGreaterThan(0);
+  },
+  120_000,
+);

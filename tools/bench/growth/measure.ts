@@ -1,28 +1,20 @@
 import { median, type Row } from "../report.js";
 
-/**
- * A cost that is measured at several sizes. A cost is per item, so that one which grows in
- * proportion to the items is constant here.
- */
+/** A cost per item, at several sizes: in proportion to the items it is constant. */
 export interface Quantity {
   readonly name: string;
   readonly unit: string;
   readonly sizeOf: string;
-  /**
-   * At least four sizes, ascending, in steps of 4 or 10. The short form measures the first three.
-   */
+  /** Ascending, in steps of 4 or 10. The short form measures the first three. */
   readonly sizes: readonly number[];
-  /**
-   * Largest exponent of growth that is wanted, without the tolerance.
-   * @default 0, a constant cost per item
-   */
+  /** Wanted, without the tolerance. @default 0, a constant cost per item */
   readonly exponent?: number;
   readonly most?: number;
-  /** The cost per item at a size. Called several times, each time in a new fixture. */
+  /** Called several times, each time in a new fixture. */
   measure(size: number): number | Promise<number>;
 }
 
-/** Quantities that are measured in one process, and drawn in one plot. */
+/** Measured in one process, and drawn in one plot. */
 export interface Group {
   readonly title: string;
   readonly quantities: readonly Quantity[];
@@ -36,16 +28,12 @@ export interface Curve {
   readonly costs: readonly number[];
 }
 
-/**
- * How far a measured exponent may be above the wanted one: colder caches at larger sizes are not
- * growth of the work.
- */
+/** Colder caches at larger sizes are not growth of the work. */
 export const TOLERANCE = 0.25;
 
 /**
- * The exponent e of cost ~ size^e, by least squares of log cost against log size. The larger of two
- * fits: over all sizes, and over the three largest. The second finds growth that a fixed cost hides
- * at small sizes.
+ * The exponent e of cost ~ size^e, by least squares of the logarithms. The larger of two fits: over
+ * all sizes, and over the three largest, as a fixed cost hides growth at small sizes.
  */
 export function growthExponent(sizes: readonly number[], costs: readonly number[]): number {
   const slope = (first: number) => {
@@ -63,13 +51,9 @@ export function growthExponent(sizes: readonly number[], costs: readonly number[
 }
 
 const ROUNDS = 5;
-/**
- * Processor time of measurements at the two smallest sizes before the first round, so that V8 has
- * compiled the code.
- */
+/** At the two smallest sizes, so that V8 has compiled the code. */
 const WARM_MS = 1000;
 
-/** The median cost at each size, in rounds that take turns over the sizes. */
 export async function measure(quantity: Quantity, short: boolean): Promise<Curve> {
   const sizes = short ? quantity.sizes.slice(0, 3) : quantity.sizes;
   for (const untilMs = processorMs() + WARM_MS; processorMs() < untilMs; )
@@ -99,16 +83,13 @@ function showSize(size: number): string {
   return size >= 1000 && size % 1000 === 0 ? `${size / 1000}k` : size.toLocaleString("en");
 }
 
-/**
- * Shorter times are not measured: `process.cpuUsage` counts microseconds, and the compiler and the
- * garbage collector work now and then.
- */
+/** The compiler and the garbage collector work now and then. */
 const MEASURABLE_MS = 50;
 
 const PER_MS = { ns: 1e6, us: 1e3, ms: 1, s: 1e-3 } as const;
 type TimeUnit = keyof typeof PER_MS;
 
-/** Processor time of this process so far, with all of its threads, user and system, in ms. */
+/** With all threads, user and system. */
 export function processorMs(): number {
   const { user, system } = process.cpuUsage();
   return (user + system) / 1000;
@@ -124,9 +105,8 @@ export async function processorMsOf(run: () => unknown, times = 1): Promise<numb
 }
 
 /**
- * Processor time per item of `run`, which handles `items` items. It is repeated until the time can
- * be measured. The first time that is long enough does not count: V8 drops compiled code when the
- * fixture of the measurement before is collected.
+ * Processor time per item. The first time that is long enough does not count: V8 drops compiled
+ * code when the fixture of the measurement before is collected.
  */
 export async function processorTime(
   unit: TimeUnit,
@@ -142,7 +122,7 @@ export async function processorTime(
   }
 }
 
-/** As `processorTime`, for work that needs a new fixture each time. Only `run` is measured. */
+/** For work that needs a new fixture each time. Only `run` is measured. */
 export async function processorTimeOf<Fixture>(
   unit: TimeUnit,
   items: number,
@@ -161,10 +141,7 @@ export async function processorTimeOf<Fixture>(
   return (tookMs * PER_MS[unit]) / (times * items);
 }
 
-/**
- * Bytes of the JavaScript heap and of buffers that the result of `build` holds, per item. Memory of
- * native code is not counted.
- */
+/** Bytes of the JavaScript heap and of buffers, per item. Memory of native code is not counted. */
 export async function heldBytes<Held>(
   items: number,
   build: () => Held | Promise<Held>,
@@ -184,7 +161,7 @@ function usedBytes(): number {
 }
 
 /** @throws A process without --expose-gc. */
-function collectGarbage(): void {
+function collectGarbage() {
   const { gc } = globalThis as { gc?: () => void };
   if (gc === undefined) throw new Error("memory is measured in a process with --expose-gc");
   gc();

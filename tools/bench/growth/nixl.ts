@@ -86,7 +86,6 @@ async function reader({ near, far, memory }: Pair, descriptors: number) {
 const again = (items: number, run: () => unknown) =>
   processorTimeOf("us", items, () => undefined, run);
 
-/** Work that is done once for each size, in us per item. */
 const once = async (items: number, run: () => unknown) =>
   ((await processorMsOf(run)) * 1000) / items;
 

@@ -1,4 +1,4 @@
-import { fileURLToPath } from "node:url";
+import { join } from "node:path";
 import { planRequest } from "@kv/plan";
 import { proveEnginePlans } from "@kv/plan/prove";
 import { runKvPlan } from "../../../packages/kv-plan/src/run.js";
@@ -6,9 +6,7 @@ import { BLOCK_SIZE, idsOf, ORDERS, planOf, type RanksOptions, ranksOf } from ".
 import { type Group, processorTime, type Quantity } from "./measure.js";
 
 const KV_HEADS = 64;
-const MODEL = fileURLToPath(
-  new URL("../../../packages/kv-plan/models/llama-3.1-70b.json", import.meta.url),
-);
+const MODEL = join(import.meta.dirname, "../../../packages/kv-plan/models/llama-3.1-70b.json");
 /** A proof is part of a deployment's check, not of a request. */
 const PROOF_SECONDS = 5;
 
@@ -21,7 +19,7 @@ const GROUPS = [1, 4, 16, 64] as const;
 const BLOCKS = [1000, 10_000, 100_000, 1_000_000, 10_000_000] as const;
 const both = (shape: Shape) => ({ local: shape, remote: shape });
 
-/** Of a plan: what its sizes count, its cost per item, and the ranks that it is for. */
+/** Of a plan: what its sizes count, its cost per item, and its ranks. */
 interface Planned {
   readonly sizeOf: string;
   readonly sizes: readonly number[];
@@ -107,7 +105,7 @@ const requests = ORDERS.map(
   }),
 );
 
-/** Of the plans of all ranks of D; with equal sizes, each has one source. */
+/** With equal sizes, each rank has one source. */
 const proof = (
   name: string,
   sizeOf: string,
@@ -131,7 +129,7 @@ const proof = (
   },
 });
 
-async function planModel(tp: string): Promise<void> {
+async function planModel(tp: string) {
   let errors = "";
   const output = {
     stdout() {},

@@ -1,6 +1,6 @@
 import { createServer, type ServerResponse } from "node:http";
-import type { AddressInfo } from "node:net";
 import { createProxy } from "@kv/proxy";
+import { listening } from "@kv/testing/http/listening";
 import { Agent } from "undici";
 import { prefillAnswer } from "../upstream-answers.js";
 import { type Group, heldBytes, processorTimeOf } from "./measure.js";
@@ -56,18 +56,15 @@ async function serve(answer: (response: ServerResponse) => unknown, type: string
     });
   });
   server.keepAliveTimeout = 0;
-  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", 4096, resolve));
-  const { port } = server.address() as AddressInfo;
   const close = () =>
     new Promise<void>((resolve) => {
       server.close(() => resolve());
       server.closeAllConnections();
     });
-  return { url: `http://127.0.0.1:${port}`, close };
+  return { url: `http://127.0.0.1:${await listening(server)}`, close };
 }
 
-/** One chunk in each turn, so that they do not come as one. */
-function stream(response: ServerResponse): void {
+function stream(response: ServerResponse) {
   let sent = 0;
   const next = () => {
     sent += 1;
@@ -78,7 +75,7 @@ function stream(response: ServerResponse): void {
   next();
 }
 
-async function ask({ url, agent }: Running, prompt: string): Promise<void> {
+async function ask({ url, agent }: Running, prompt: string) {
   const { statusCode, body } = await agent.request({
     origin: url,
     path: "/v1/completions",
@@ -107,7 +104,6 @@ export const group: Group = {
       sizes: [16, 64, 256, 1024, 4096],
       measure: (size) =>
         withProxy(async (running) => {
-          // The connections are made.
           await askAll(running, size);
           return time(size, () => askAll(running, size));
         }),

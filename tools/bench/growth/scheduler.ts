@@ -10,9 +10,9 @@ import type { Registration } from "@kv/protocol";
 import { pullConnector } from "@kv/pull";
 import { pushConnector } from "@kv/push";
 import { memoryNetwork } from "@kv/transport-memory";
-import { ProducedRequests } from "../../../packages/push/src/prefill/produced-requests.js";
 import {
   EndedRegistrations,
+  ProducedRequests,
   RegistrationMatcher,
   registrationKey,
 } from "../../../packages/push/src/prefill/registrations.js";
@@ -37,7 +37,7 @@ interface Side extends Table {
 }
 
 /**
- * In each turn an entry comes, and the oldest goes, of `size`. `filled`: as many times as many have
+ * In each turn an entry comes, and the oldest of `size` goes. `filled`: as many times as many have
  * come before.
  */
 async function turn(size: number, table: Table | Side, filled = 1): Promise<number> {
@@ -101,7 +101,7 @@ function filled(side: Side, size: number): Side {
   return side;
 }
 
-function step(scheduler: SchedulerConnector): void {
+function step(scheduler: SchedulerConnector) {
   scheduler.hasPendingWork();
   scheduler.buildStepMetadata();
 }
@@ -186,7 +186,7 @@ function heartbeats(): Table {
   };
 }
 
-/** Registrations that wait for their prompt: one comes, and the prompt of the oldest is done. */
+/** One comes, and the prompt of the oldest is done. */
 function matching(): Table {
   const requests = new ProducedRequests({ clock, rememberMs: LEASE_MS });
   const matcher = new RegistrationMatcher({
@@ -200,7 +200,7 @@ function matching(): Table {
       const wireId = `cmpl-${number}-0`;
       const own = { ...engine(number), wireId, matchId: wireId, blockIds: BLOCK_IDS };
       const next = own as Partial<Registration> as Registration;
-      if (matcher.find(next, "i").kind === "wait") matcher.wait(registrationKey(next), next);
+      if (matcher.find(next, "i") === undefined) matcher.wait(registrationKey(next), next);
     },
     go(number) {
       const requestId = `cmpl-${number}-0`;
@@ -220,10 +220,7 @@ function matching(): Table {
   };
 }
 
-/**
- * What is remembered for a time; here the time passes with the turns, so that as many are
- * remembered as the table has.
- */
+/** The time passes with the turns, so that as many are remembered as the table has. */
 const remembered =
   (open: (options: { clock: Clock; rememberMs: number }) => (id: string) => void) =>
   (rememberMs: number): Table => {

@@ -5,12 +5,9 @@ import { memoryNetwork } from "@kv/transport-memory";
 import { type Group, heldBytes, processorTimeOf, type Quantity } from "./measure.js";
 import { BLOCK_IDS, type MemoryEngine, memoryEngine, prefilled } from "./memory-engine.js";
 
-interface Fleet {
-  readonly decode: MemoryEngine;
-  readonly prefills: readonly MemoryEngine[];
-}
+type Fleet = Awaited<ReturnType<typeof open>>;
 
-async function open(connector: ConnectorModule, numPrefills: number): Promise<Fleet> {
+async function open(connector: ConnectorModule, numPrefills: number) {
   const network = memoryNetwork();
   const prefills: MemoryEngine[] = [];
   for (let i = 0; i < numPrefills; i++)
@@ -18,11 +15,10 @@ async function open(connector: ConnectorModule, numPrefills: number): Promise<Fl
   return { decode: await memoryEngine(network, "d", connector), prefills };
 }
 
-async function close({ decode, prefills }: Fleet): Promise<void> {
+async function close({ decode, prefills }: Fleet) {
   for (const engine of [decode, ...prefills]) await engine.close();
 }
 
-/** P's have computed the prompts of `count` requests: their requests at D. */
 function computed({ prefills }: Fleet, count: number): ConnectorRequest[] {
   const requests = Array.from({ length: count }, (_, i) =>
     prefilled((prefills[i % prefills.length] as MemoryEngine).scheduler, `r-${i}`),
@@ -42,7 +38,7 @@ function step({ scheduler, worker }: MemoryEngine): number {
 
 const pause = () => new Promise<void>((resolve) => void setTimeout(resolve, 1));
 
-/** D receives all requests at once. Ends when each is received and no P holds a lease any more. */
+/** Ends when no P holds a lease any more. */
 async function receiveAll(
   { decode, prefills }: Fleet,
   requests: readonly ConnectorRequest[],
@@ -60,7 +56,7 @@ async function receiveAll(
 }
 
 function quantities(name: string, connector: ConnectorModule): Quantity[] {
-  /** Of requests that are received at once, from so many P's, which were open before or not. */
+  /** From so many P's, which were open before or not. */
   const receiving = (size: number, numPrefills: number, isOpen: boolean) =>
     processorTimeOf(
       "us",

@@ -34,8 +34,8 @@ interface Comparison {
   readonly cases?: typeof CASES;
   ofPython(block: number): number | undefined;
   /**
-   * The pauses between Python's polls of a transfer, in ms: the better of its results counts. Over
-   * UCX the post is the copy, so there is nothing to poll.
+   * Between Python's polls of a transfer: the better result counts. Over UCX the post is the copy,
+   * so there is nothing to poll.
    */
   readonly pausesMs?: readonly number[];
 }
@@ -45,16 +45,15 @@ const show = (bytes: number) =>
 
 const gigabytes = (bytes: number, ms: number) => bytes / ms / 1e6;
 
-/** READ and WRITE over UCX against Python NIXL, alternating, with the same target and ids. */
-export const bandwidth = (fixture: BenchFixture): Promise<Row[]> =>
+/** Alternating, with the same target and ids. */
+export const bandwidth = (fixture: BenchFixture) =>
   againstPython(fixture, { where: "UCX", ofPython: () => 0.97 });
 
 /**
- * READ and WRITE over UCX with the memory that each side's users have: of `allocate` at both ends
- * here, and pages of 4 KiB at both ends for Python, as PyTorch gives them to vLLM for a cache in
- * DRAM. Both targets run this package, so that neither takes a core.
+ * With the memory that each side's users have: of `allocate` here, and pages of 4 KiB for Python,
+ * as PyTorch gives them to vLLM. Both targets run this package, so that neither takes a core.
  */
-export async function ownMemory(fixture: BenchFixture): Promise<Row[]> {
+export async function ownMemory(fixture: BenchFixture) {
   fixture.python.pause();
   const [python, pythonTarget] = [await pythonNixl(), nodeTarget()];
   const memory = { do: "open", lengthBytes: LENGTH_BYTES, hugePages: false };
@@ -74,56 +73,65 @@ export async function ownMemory(fixture: BenchFixture): Promise<Row[]> {
   return rows;
 }
 
-/** The same over LIBFABRIC, whose provider is tcp where there is no faster one. */
-export async function libfabric(ucx: BenchFixture): Promise<Row[]> {
-  const libraryPath = await findLibrary();
-  const [plugin] = await describePlugins({ libraryPath, names: ["LIBFABRIC"] });
-  if (plugin?.loads !== true)
-    return [missing("LIBFABRIC", ">= 0.95", plugin?.remedy ?? "NIXL has no such plugin")];
-  // The target and NIXL's own thread need a core meanwhile, which busy polling takes from them.
-  const comparison = { where: "LIBFABRIC", ofPython: () => 0.95, pausesMs: [0, 1] };
-  return beside(ucx, { backend: "LIBFABRIC" }, (fixture) => againstPython(fixture, comparison));
-}
+/** Measures with another fixture, where this machine has what it needs. */
+const beside =
+  (
+    what: string,
+    wanted: number,
+    missing: () => string | undefined | Promise<string | undefined>,
+    options: FixtureOptions,
+    comparison: Omit<Comparison, "ofPython">,
+  ) =>
+  async (ucx: BenchFixture): Promise<Row[]> => {
+    const why = await missing();
+    if (why !== undefined) return [alone(what, "-", `>= ${wanted}`, undefined, why)];
+    ucx.python.pause();
+    const fixture = await openFixture(ucx.rounds, options);
+    try {
+      return await againstPython(fixture, { ...comparison, ofPython: () => wanted });
+    } finally {
+      await fixture.close();
+      ucx.python.resume();
+    }
+  };
 
-export async function gpu(ucx: BenchFixture): Promise<Row[]> {
-  if (!existsSync("/dev/nvidia0")) {
-    const why = "no GPU here: there is no /dev/nvidia0";
-    return [missing("READ and WRITE, memory of a GPU", ">= 0.97", why)];
-  }
-  const comparison = { where: "UCX, memory of a GPU", cases: GPU_CASES, ofPython: () => 0.97 };
-  return beside(ucx, { memoryType: "VRAM" }, (fixture) => againstPython(fixture, comparison));
-}
+/** The provider is tcp where there is no faster one. */
+export const libfabric = beside(
+  "LIBFABRIC",
+  0.95,
+  async () => {
+    const libraryPath = await findLibrary();
+    const [plugin] = await describePlugins({ libraryPath, names: ["LIBFABRIC"] });
+    if (plugin?.loads !== true) return plugin?.remedy ?? "NIXL has no such plugin";
+  },
+  { backend: "LIBFABRIC" },
+  // The target and NIXL's own thread need a core meanwhile.
+  { where: "LIBFABRIC", pausesMs: [0, 1] },
+);
 
-export async function threads(ucx: BenchFixture): Promise<Row[]> {
-  const cores = availableParallelism();
-  if (cores < 8) return [missing("num_threads", ">= 1", `8 cores are needed, here are ${cores}`)];
-  const comparison = { where: "UCX, num_threads 4", cases: LARGE, ofPython: () => 1 };
-  return beside(ucx, { numThreads: 4 }, (fixture) => againstPython(fixture, comparison));
-}
+export const gpu = beside(
+  "READ and WRITE, memory of a GPU",
+  0.97,
+  () => (existsSync("/dev/nvidia0") ? undefined : "no GPU here: there is no /dev/nvidia0"),
+  { memoryType: "VRAM" },
+  { where: "UCX, memory of a GPU", cases: GPU_CASES },
+);
 
-const missing = (what: string, wanted: string, why: string): Row =>
-  alone(what, "-", wanted, undefined, why);
-
-/** Measures with another fixture. Python's process of `ucx` is stopped meanwhile. */
-async function beside(
-  ucx: BenchFixture,
-  options: FixtureOptions,
-  measure: (fixture: BenchFixture) => Promise<Row[]>,
-): Promise<Row[]> {
-  ucx.python.pause();
-  const fixture = await openFixture(ucx.rounds, options);
-  try {
-    return await measure(fixture);
-  } finally {
-    await fixture.close();
-    ucx.python.resume();
-  }
-}
+export const threads = beside(
+  "num_threads",
+  1,
+  () => {
+    const cores = availableParallelism();
+    return cores < 8 ? `8 cores are needed, here are ${cores}` : undefined;
+  },
+  { numThreads: 4 },
+  { where: "UCX, num_threads 4", cases: LARGE },
+);
 
 async function againstPython(
   fixture: BenchFixture,
   { where, cases = CASES, ofPython, pausesMs = [0] }: Comparison,
-): Promise<Row[]> {
+) {
   const { python, rounds } = fixture;
   const rows: Row[] = [];
   for (const { size, block } of cases) {

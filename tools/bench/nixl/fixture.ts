@@ -1,5 +1,4 @@
 import { performance } from "node:perf_hooks";
-import type { Agent, Memory } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import type { LinePeer } from "../../clients/python.js";
 import { nodeTarget, pythonNixl } from "../python-peer.js";
@@ -10,35 +9,22 @@ export interface Place {
   readonly metadata: string;
 }
 
-/** Our agent with its memory, and the target process, which it knows. */
-interface Pair {
-  readonly agent: Agent;
-  readonly memory: Memory;
-  readonly target: LinePeer & Place & { readonly pid: number };
-  close(): Promise<void>;
-}
-
-/** What the parts of the benchmark share. Python's agent has the same target. */
-export interface BenchFixture extends Pair {
-  readonly backend: string;
-  readonly python: LinePeer;
-  readonly rounds: number;
-}
+/** What the parts of the benchmark share. */
+export type BenchFixture = Awaited<ReturnType<typeof openFixture>>;
 
 export const LENGTH_BYTES = 512 * 2 ** 20;
 
-/** Host memory, or memory of the first GPU, at all three processes. */
+/** Of all three processes. */
 export interface FixtureOptions {
   readonly backend?: string;
   readonly memoryType?: "DRAM" | "VRAM";
-  /** UCX's parameter `num_threads` of both agents. */
   readonly numThreads?: number;
 }
 
 export async function openPair(
   lengthBytes: number,
   { backend = "UCX", memoryType = "DRAM", numThreads = 0 }: FixtureOptions = {},
-): Promise<Pair> {
+) {
   const far = nodeTarget(backend);
   const request = { do: "open", lengthBytes, memoryType };
   const opened = await far.ask<Place & { readonly pid: number }>(request);
@@ -56,10 +42,8 @@ export async function openPair(
   return { agent, memory, target: { ...far, ...opened }, close };
 }
 
-export async function openFixture(
-  rounds: number,
-  options: FixtureOptions = {},
-): Promise<BenchFixture> {
+/** Python's agent has the same target. */
+export async function openFixture(rounds: number, options: FixtureOptions = {}) {
   const { close, ...pair } = await openPair(LENGTH_BYTES, options);
   const { agent, memory, target } = pair;
   const { backend = "UCX", memoryType, numThreads } = options;
@@ -80,7 +64,7 @@ export async function openFixture(
   };
 }
 
-/** Measures in rounds, and once before them. Returns the series of each figure. */
+/** Once before the rounds too. */
 export async function series<Figure extends string>(
   rounds: number,
   measure: (round: number) => Promise<Readonly<Record<Figure, number>>>,
@@ -100,10 +84,7 @@ export async function timed(work: () => Promise<unknown>): Promise<number> {
   return performance.now() - begun;
 }
 
-/**
- * The same of work of ours. Python's progress thread uses most of a core even when idle, so that
- * process is stopped.
- */
+/** Python's progress thread uses most of a core even when idle, so the process is stopped. */
 export async function withoutPython<T>(python: LinePeer, work: () => Promise<T>): Promise<T> {
   python.pause();
   const result = await work();
@@ -122,7 +103,6 @@ export function shuffled(count: number, seed: number): Int32Array {
   return ids;
 }
 
-/** Lists over both memories. `move` transfers blocks of them. */
 export async function lists(
   { agent, memory, target }: Pick<BenchFixture, "agent" | "memory"> & { readonly target: Place },
   block: number,

@@ -1,4 +1,3 @@
-import type { Row } from "../report.js";
 import type { Run } from "../run.js";
 import { bandwidth, gpu, libfabric, ownMemory, threads } from "./bandwidth.js";
 import { openFixture } from "./fixture.js";
@@ -20,7 +19,7 @@ const PARTS = {
 /** A median of fewer rounds means little on a machine that runs other work. */
 const ROUNDS = Math.max(7, Number(process.env["KV_BENCH_ROUNDS"] ?? 9));
 
-export async function nixl(run: Run): Promise<readonly Row[]> {
+export async function nixl(run: Run) {
   const fixture = await openFixture(run.rounds(ROUNDS));
   try {
     return await run.parts(PARTS, fixture);

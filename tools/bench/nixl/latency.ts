@@ -22,11 +22,10 @@ const WORKERS = 6;
 const WARM_UP = 12;
 
 /**
- * One 4 KiB READ: the time inside the addon (make, post, done, release), and from the call to the
- * settled promise, against Python's calls for the same; and the time from the outcome to the
- * promise.
+ * The time inside the addon, and from the call to the settled promise, against Python's calls for
+ * the same; and from the outcome to the promise.
  */
-export async function smallRead(fixture: BenchFixture): Promise<Row[]> {
+export async function smallRead(fixture: BenchFixture) {
   const { move, close } = await lists(fixture, BLOCK, 64);
   const small = () => move("READ", Int32Array.of(7));
   const ours = async () => {
@@ -65,9 +64,8 @@ export async function smallRead(fixture: BenchFixture): Promise<Row[]> {
 }
 
 /**
- * Half of a round trip to a worker. Uses several workers, because a pair of threads stays where the
- * kernel has placed it: on one core, where a message takes 11 us, or on two, where it takes 50,
- * most of which is to wake a sleeping core.
+ * Half of a round trip. A pair of threads stays where the kernel has placed it, on one core (11 us)
+ * or on two (50): so several workers.
  */
 async function postMessageUs(): Promise<number> {
   const halves: number[] = [];
@@ -92,7 +90,6 @@ const NOTES = 400;
 const NOTE_GAP_MS = 4;
 const QUIET = { listen: NOTES, gapMs: NOTE_GAP_MS } as const;
 
-/** Sends notifications with the time of their sending. Resolves with the target's delays, in ms. */
 async function notified(
   { agent, target }: BenchFixture,
   { listen, gapMs }: { readonly listen: number; readonly gapMs: number },
@@ -107,10 +104,10 @@ async function notified(
 }
 
 /**
- * One-way delays, by the clock that all processes of a host share: between two processes of ours,
- * and between two Python processes with NIXL's progress thread, which is the default.
+ * By the clock that all processes of a host share: between two of ours, and between two of Python
+ * with NIXL's progress thread, which is the default.
  */
-export async function notifications(fixture: BenchFixture): Promise<Row[]> {
+export async function notifications(fixture: BenchFixture) {
   const { python, backend, rounds } = fixture;
   const { name, metadata } = await python.ask<Place>({ do: "metadata" });
   const sender = await pythonNixl(backend);
@@ -120,57 +117,43 @@ export async function notifications(fixture: BenchFixture): Promise<Row[]> {
     await sender.ask({ do: "say", to: name, count: NOTES, gapMs: NOTE_GAP_MS });
     return (await listening).delaysMs;
   };
-  const heard = {
-    busy: [] as number[][],
-    idle: [] as number[][],
-    pythonBusy: [] as number[][],
-    pythonSleep: [] as number[][],
-  };
-  for (let round = -1; round < rounds; round += 1) {
+  const heard = await series(rounds, async () => {
     const [busy, idle] = await withoutPython(sender, () =>
       withoutPython(python, async () => [
         await notified(fixture, QUIET, true),
         await notified(fixture, QUIET, false),
       ]),
     );
-    const [pythonBusy, pythonSleep] = [await between(0), await between(1)];
-    if (round < 0 || busy === undefined || idle === undefined) continue;
-    heard.busy.push(busy);
-    heard.idle.push(idle);
-    heard.pythonBusy.push(pythonBusy);
-    heard.pythonSleep.push(pythonSleep);
-  }
+    const [polling, napping] = [await between(0), await between(1)];
+    const delays = Object.entries({ busy, idle, polling, napping });
+    const figures = delays.flatMap(([who, of = []]) => [
+      [`${who} median`, median(of)],
+      [`${who} p99`, percentile(of, 0.99)],
+    ]);
+    return Object.fromEntries(figures) as Record<string, number>;
+  });
   await sender.close();
 
-  const p99 = (delays: readonly number[]) => percentile(delays, 0.99);
-  const row = (
-    what: string,
-    delays: readonly number[][],
-    of: (delays: readonly number[]) => number,
-    wanted?: number,
-  ): Row => {
-    const [mine, busy, sleep] = [delays, heard.pythonBusy, heard.pythonSleep].map((all) =>
-      all.map(of),
-    ) as [number[], number[], number[]];
-    const best = busy.map((value, i) => Math.min(value, sleep[i] ?? Number.NaN));
-    const compared = compare(what, [mine, best], "ms", "<=", wanted);
-    return { ...compared, theirs: `busy ${spread(busy, "ms")}; 1 ms ${spread(sleep, "ms")}` };
+  const row = (what: string, who: string, figure: "median" | "p99", wanted?: number): Row => {
+    const of = (whose: string) => heard[`${whose} ${figure}`] ?? [];
+    const [polling, napping] = [of("polling"), of("napping")];
+    const best = polling.map((value, i) => Math.min(value, napping[i] ?? Number.NaN));
+    const name = `notification one way, ${what}: ${figure} / Python's best`;
+    const compared = compare(name, [of(who), best], "ms", "<=", wanted);
+    return { ...compared, theirs: `busy ${spread(polling, "ms")}; 1 ms ${spread(napping, "ms")}` };
   };
   return [
-    row("notification one way, receiver at work: median / Python's best", heard.busy, median, 0.25),
-    row("notification one way, receiver at work: p99 / Python's best", heard.busy, p99, 0.1),
-    row("notification one way, idle receiver: median / Python's best", heard.idle, median),
-    row("notification one way, idle receiver: p99 / Python's best", heard.idle, p99),
+    row("receiver at work", "busy", "median", 0.25),
+    row("receiver at work", "busy", "p99", 0.1),
+    row("idle receiver", "idle", "median"),
+    row("idle receiver", "idle", "p99"),
   ];
 }
 
 const MOVED_BLOCK = 65_536;
 const HEARTBEATS = { listen: 20, gapMs: 10 } as const;
 
-/**
- * Event-loop delay in ms during `work`. The histogram measures from one tick of 1 ms to the next,
- * so the tick itself is subtracted.
- */
+/** The histogram measures from one tick of 1 ms to the next, so the tick is subtracted. */
 async function loopDelay(work: () => Promise<unknown>): Promise<{ p99: number; max: number }> {
   const histogram = monitorEventLoopDelay({ resolution: 1 });
   histogram.enable();
@@ -180,7 +163,7 @@ async function loopDelay(work: () => Promise<unknown>): Promise<{ p99: number; m
 }
 
 /** The delay of the event loop, and of notifications to the same peer, while 512 MiB move. */
-export async function whileMoving(fixture: BenchFixture): Promise<Row[]> {
+export async function whileMoving(fixture: BenchFixture) {
   const count = LENGTH_BYTES / MOVED_BLOCK;
   const { move, close } = await lists(fixture, MOVED_BLOCK, count);
   const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];

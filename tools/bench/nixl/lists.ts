@@ -9,26 +9,14 @@ const MILLION_BLOCK = 512;
 const LAYERS = 80;
 const BLOCKS_OF_A_LAYER = 100_000;
 const SMALL_BLOCK = 64;
-/**
- * Less than this counts as no time on the JavaScript thread: a call and its answer take some tens
- * of microseconds.
- */
+/** Counts as no time: a call and its answer take some tens of microseconds. */
 const WANTED_ON_THREAD_MS = 1;
-/**
- * A list is kept as its rows, here 80 of 40 bytes; the rest is room for the heaps of V8 and of the
- * C library.
- */
+/** A list is kept as its rows, 80 of 40 bytes; the rest is for the heaps. */
 const WANTED_GROWTH_MIB = 64;
-/**
- * A handshake takes half a millisecond, so that many rounds cost nothing. V8 compiles the code
- * during the first ones.
- */
+/** V8 compiles the code during the first ones. */
 const HANDSHAKES = 121;
 
-/**
- * The time in ms that the JavaScript thread was busy during `work`: calls, callbacks and garbage
- * collection, without waits for events.
- */
+/** Calls, callbacks and garbage collection, without waits for events. */
 async function onThread<T>(work: () => Promise<T>): Promise<{ value: T; busyMs: number }> {
   const before = performance.eventLoopUtilization();
   const value = await work();
@@ -45,8 +33,8 @@ async function peakGrowthMib<T>(work: () => Promise<T>): Promise<{ value: T; gro
   return { value, growthMib: (peakKib() - before) / 1024 };
 }
 
-/** Lists of a million descriptors against Python's, of an array of numpy. */
-export async function bigList(fixture: BenchFixture): Promise<Row[]> {
+/** Python's are of an array of numpy. */
+export async function bigList(fixture: BenchFixture) {
   const what = "list of 1M descriptors";
   const { address } = fixture.memory;
   const layers = layerRows(address, MILLION / LAYERS, MILLION_BLOCK);
@@ -70,9 +58,8 @@ async function listRows(
   rows: Float64Array,
   wanted?: number,
   takeRows = false,
-): Promise<Row[]> {
-  // Allocated beforehand: tables that are allocated between the rounds would be garbage-collected
-  // within them.
+) {
+  // Tables that are allocated between the rounds would be garbage-collected within them.
   const tables = Array.from({ length: rounds + 1 }, () => (takeRows ? rows.slice() : rows));
   const { ours, theirs, busy } = await series(rounds, async (round) => {
     const table = { memoryType: "DRAM", rows: tables[round + 1] ?? rows, takeRows } as const;
@@ -126,8 +113,7 @@ function scatteredRows(address: number): Float64Array {
   return rows;
 }
 
-/** The time until transfers to a new peer can be made, with a warm backend. */
-export async function handshake(fixture: BenchFixture): Promise<Row[]> {
+export async function handshake(fixture: BenchFixture) {
   const { agent, memory, python, rounds } = fixture;
   const rows: Row[] = [];
   const far = nodeTarget(fixture.backend);
@@ -175,8 +161,7 @@ export async function handshake(fixture: BenchFixture): Promise<Row[]> {
     // Python's polling thread would be measured where it takes the core.
     const { times, grown, busy, few } = await withoutPython(python, () =>
       series(rounds, async () => {
-        // The same calls with one block per layer: the time that does not depend on the number of
-        // descriptors.
+        // The time that does not depend on the number of descriptors.
         const least = await onThread(first(1));
         await forget(least.value);
         const most = await peakGrowthMib(() => onThread(first(BLOCKS_OF_A_LAYER)));

@@ -1,5 +1,5 @@
-// usage: target.ts [BACKEND]. The target of the benchmark `nixl`: memory to read and write, and a
-// receiver of notifications that contain the time of their sending.
+// usage: target.ts [BACKEND]. Memory to read and write, and a receiver of notifications that
+// contain the time of their sending.
 import { createInterface } from "node:readline";
 import type { Agent, Memory } from "@kv/interface";
 import { nixlTransport, sharedMemory } from "@kv/nixl";
@@ -16,10 +16,7 @@ let memory: Memory;
 let peer: { name: string; address: number };
 let heard: AsyncIterableIterator<{ payload: Uint8Array }>;
 
-/**
- * Delays in ms of the next `count` notifications. With `work` the agent reads small blocks at the
- * same time.
- */
+/** With `work` the agent reads small blocks at the same time. */
 async function listen(count: number, work: boolean): Promise<number[]> {
   let over = false;
   const working = work ? readOn(() => over) : Promise.resolve();
@@ -35,7 +32,7 @@ async function listen(count: number, work: boolean): Promise<number[]> {
   return delays;
 }
 
-async function readOn(over: () => boolean): Promise<void> {
+async function readOn(over: () => boolean) {
   const table = (address: number) => ({
     memoryType: "DRAM" as const,
     rows: Float64Array.of(address, BLOCK, 0, BLOCK, 64),

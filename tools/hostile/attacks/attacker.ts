@@ -1,5 +1,5 @@
-// The process of an attacker. Arguments: the attack, and a `Target` as JSON. A line "round" on stdin
-// has it attack once, and answer with the attack's checks; "flood" has it attack until it is killed.
+// Arguments: the attack, and a `Target` as JSON. A line "round" on stdin has it attack once, and
+// answer with the attack's checks; "flood" has it attack until it is killed.
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
 import type { Target } from "./attack.js";

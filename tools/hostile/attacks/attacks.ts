@@ -14,7 +14,7 @@ export const ATTACKS: Readonly<Record<string, Attack>> = {
   ...SIDE_CHANNEL_ATTACKS,
 };
 
-/** Those that bring their own servers and users. The floods are the last one: they take longest. */
+/** They bring their own servers and users. The floods take longest. */
 const SCENARIOS: Readonly<Record<string, (floods: readonly string[]) => Promise<Row>>> = {
   "isolation-forged-params": forgedParams,
   "isolation-stranger": strangerWithoutKey,
@@ -23,13 +23,13 @@ const SCENARIOS: Readonly<Record<string, (floods: readonly string[]) => Promise<
 
 const SETTLE_MS = 2000;
 
-/** The attacks whose names contain one of the words; all for none. */
+/** All for no words. */
 export const attacksNamed = (words: readonly string[]): string[] =>
   [...Object.keys(ATTACKS), ...Object.keys(SCENARIOS)].filter(
     (name) => words.length === 0 || words.some((word) => name.includes(word)),
   );
 
-/** Runs an attack at full size. `floods`: words of the floods of `under-flood`. */
+/** `floods`: words of the floods of `under-flood`. */
 export async function runAttack(name: string, floods: readonly string[]): Promise<Row> {
   const attack = ATTACKS[name];
   const needsDemo = attack?.victim === "demo" || name === "under-flood";
@@ -50,7 +50,7 @@ function startAttackers(name: string, { target }: Victim): ObservedProcess[] {
 const endAll = (processes: readonly ObservedProcess[]) =>
   Promise.all(processes.map((each) => each.end()));
 
-/** What holds for every victim while `work` is done: others are served, and nothing grows. */
+/** What holds for every victim while `work` is done. */
 async function observe(victim: Victim, work: () => Promise<unknown>) {
   const watches = Object.entries(victim.processes).map(
     ([name, each]) => [name, each.watch()] as const,
@@ -75,7 +75,7 @@ async function observe(victim: Victim, work: () => Promise<unknown>) {
 
 async function runRounds(name: string, attack: Attack): Promise<Row> {
   const { title, tries, rounds = 1, mostDescriptors = Number.POSITIVE_INFINITY } = attack;
-  const victim = await VICTIMS[attack.victim]();
+  const victim = await VICTIMS[attack.victim ?? "proxy"]();
   const processes = Object.values(victim.processes);
   const attackers = startAttackers(name, victim);
   const open = () => processes.reduce((sum, { pid }) => sum + descriptors(pid), 0);
@@ -106,7 +106,7 @@ const MOST_P99_RATIO = 3;
 
 /**
  * Attacker, servers and clients share the processors: where p99 is above the limit, the same attack
- * goes to a second demo. This control shows what the processors alone cause.
+ * goes to a second demo, as a control.
  */
 async function underFlood(floods: readonly string[]): Promise<Row> {
   const [demo, other] = [await VICTIMS.demo(), await VICTIMS.demo()];
@@ -126,7 +126,9 @@ async function underFlood(floods: readonly string[]): Promise<Row> {
   await observe(demo, () => sleep(3000));
   const calm = await observe(demo, seconds);
   const checks: Check[] = [[`without: p99 ${calm.p99Ms} ms`, true], ...calm.checks];
-  const names = attacksNamed(floods).filter((name) => ATTACKS[name]?.floods ?? false);
+  const names = attacksNamed(floods).filter(
+    (name) => name in ATTACKS && ATTACKS[name]?.floods !== false,
+  );
   for (const name of names) {
     const seen = await during(name, demo);
     const isBounded = seen.p99Ms <= MOST_P99_RATIO * calm.p99Ms;

@@ -1,6 +1,6 @@
-// Honest clients, each request on a connection of its own. Argument: a `Load` as JSON. Prints
-// "ready" when requests have warmed up. Then a line on stdin begins a measurement ("begun"), and the
-// next one ends it (a `Measured`).
+// Each request is on a connection of its own. Argument: a `Load` as JSON. Prints "ready" when
+// requests have warmed up. Then a line on stdin begins a measurement ("begun"), and the next one
+// ends it (a `Measured`).
 import { connect } from "node:net";
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -16,16 +16,7 @@ export type Question =
 export interface Load {
   readonly questions: readonly Question[];
   readonly clients: number;
-  /** Between two requests of a client. */
   readonly pauseMs: number;
-}
-
-export interface Measured {
-  readonly right: number;
-  readonly failed: Readonly<Record<string, number>>;
-  readonly p99Ms: number;
-  /** It includes each stall of the server's event loop. */
-  readonly longestMs: number;
 }
 
 const WARM_UP = 20;
@@ -38,7 +29,7 @@ const dispatcher = new Agent({
 });
 const { questions, clients, pauseMs } = JSON.parse(process.argv[2] ?? "") as Load;
 
-async function ask(question: Question): Promise<void> {
+async function ask(question: Question) {
   if ("handshake" in question) return shakeHands(question.handshake);
   const answer = "url" in question ? await post(question) : await tell(question);
   if (!answer.includes(question.wanted)) throw new Error(`wrong: ${answer.slice(0, 100)}`);
@@ -70,7 +61,7 @@ async function tell({ port, line, wanted }: Extract<Question, { port: number }>)
   }
 }
 
-async function shakeHands(port: number): Promise<void> {
+async function shakeHands(port: number) {
   const side = zmqSideChannel();
   try {
     const frames = [Buffer.alloc(17)];
@@ -80,11 +71,13 @@ async function shakeHands(port: number): Promise<void> {
   }
 }
 
-async function measure(over: AbortSignal): Promise<Measured> {
+export type Measured = Awaited<ReturnType<typeof measure>>;
+
+async function measure(over: AbortSignal) {
   const tookMs: number[] = [];
   const failed: Record<string, number> = {};
 
-  async function client(first: number): Promise<void> {
+  async function client(first: number) {
     for (let at = first; !over.aborted; at += clients) {
       const begunMs = performance.now();
       await ask(questions[at % questions.length] as Question).catch((error: Error) => {
@@ -100,6 +93,7 @@ async function measure(over: AbortSignal): Promise<Measured> {
   tookMs.sort((one, other) => one - other);
   const at = (share: number) => Math.round(tookMs[Math.ceil(share * tookMs.length) - 1] ?? 0);
   const wrong = Object.values(failed).reduce((sum, count) => sum + count, 0);
+  // The longest includes each stall of the server's event loop.
   return { right: tookMs.length - wrong, failed, p99Ms: at(0.99), longestMs: at(1) };
 }
 

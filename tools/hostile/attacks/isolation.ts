@@ -13,7 +13,12 @@ import {
 import { pullConnector } from "@kv/pull";
 import { pushConnector } from "@kv/push";
 import { zmqSideChannel } from "@kv/side-channel";
-import { FORGED_FOR_DECODE, FORGED_FOR_PREFILL } from "@kv/testing/isolation/attacks";
+import {
+  FORGED_FOR_DECODE,
+  FORGED_FOR_PREFILL,
+  FORGED_PARAMS,
+  type Known,
+} from "@kv/testing/isolation/attacks";
 import { injectableTransport } from "@kv/testing/isolation/injectable-transport";
 import { createSimEngine, outcomeOf } from "@kv/testing/simulator/sim-engine";
 import type { SimEngineOptions } from "@kv/testing/simulator/sim-options";
@@ -26,7 +31,7 @@ const NUM_TOKENS = 80;
 const MAX_GROWTH_MIB = 512;
 const CONNECTORS = { pull: pullConnector, push: pushConnector };
 
-/** A P, a D and a listener of an attacker under P's name; their KV is checked byte by byte. */
+/** A P, a D and a listener of an attacker under P's name. */
 async function startEngines(connector: keyof typeof CONNECTORS, extra: Record<string, unknown>) {
   const network = memoryNetwork();
   const violations: string[] = [];
@@ -55,22 +60,33 @@ async function startEngines(connector: keyof typeof CONNECTORS, extra: Record<st
   const rogue = await start("rogue", "p", { plain: true });
   await rogue.prefill({ requestId: "garbage", prompt: 999_983, numTokens: 8000 });
 
+  const known = (
+    victim: KvTransferParams,
+    own: KvTransferParams,
+    more: Partial<Known> = {},
+  ): Known => ({
+    victim,
+    own,
+    rogue: rogue.address,
+    decodeRequestId: "",
+    decode: { ...d.address, incarnation, tpSize: 1 },
+    ...more,
+  });
+
   return {
     port: p.address.port,
-    roguePort: rogue.address.port,
     violations,
+    known,
     prefill: (requestId: string, prompt: number) =>
       p.prefill({ requestId, prompt, numTokens: NUM_TOKENS }),
     decode: (requestId: string, prompt: number, params: KvTransferParams) =>
       outcomeOf(d.decode({ requestId, prompt, numTokens: NUM_TOKENS, params })),
-    /** Sends P and D each forged notification. Returns their number. */
-    forge(victim: KvTransferParams, own: KvTransferParams, decodeRequestId: string): number {
-      const decode = { ...d.address, incarnation, tpSize: 1 };
-      const known = { victim, own, rogue: rogue.address, decodeRequestId, decode };
+    /** Returns the number of forged notifications. */
+    forge(forged: Known): number {
       const forPrefill = Object.values(FORGED_FOR_PREFILL);
       const forDecode = Object.values(FORGED_FOR_DECODE);
-      for (const make of forPrefill) atPrefill.inject(make(known));
-      for (const make of forDecode) atDecode.inject(make(known));
+      for (const make of forPrefill) atPrefill.inject(make(forged));
+      for (const make of forDecode) atDecode.inject(make(forged));
       return forPrefill.length + forDecode.length;
     },
   };
@@ -81,23 +97,15 @@ const rssMib = () => Math.round(process.memoryUsage.rss() / 2 ** 20);
 export async function forgedParams(): Promise<Row> {
   const engines = await startEngines("pull", { require_kv_peer: true });
   const before = rssMib();
-  // A forged registration waits for a handshake beside the open engine, one a second: the rounds do
-  // not wait for the forgeries.
+  // A forged registration waits for a handshake: the rounds do not wait for the forgeries.
   const forged: Promise<string>[] = [];
   let wrongUsers = 0;
   for (let round = 0; round < ROUNDS; round += 1) {
     const victim = await engines.prefill(`v${round}`, round);
     const own = await engines.prefill(`own${round}`, 100_000 + round);
-    const generation = { remote_registration_generation: 1000 + round };
+    const known = engines.known(victim, own, { laterGeneration: 1000 + round });
     const forgeries: KvTransferParams[] = [
-      { ...own, remote_block_ids: victim.remote_block_ids },
-      { ...victim, kv_peer: own.kv_peer },
-      { ...victim, kv_peer: null },
-      { ...own, remote_port: engines.roguePort, ...generation },
-      { ...own, ...generation },
-      { ...own, tp_size: 2 },
-      { ...own, remote_engine_id: `q${round}` },
-      { ...own, remote_port: 1 },
+      ...Object.values(FORGED_PARAMS).map((make) => make(known)),
       { ...own, remote_block_ids: [[1, 1, 2, 3, 4]] },
     ];
     const many = { length: 3_000_000 };
@@ -119,7 +127,7 @@ export async function forgedParams(): Promise<Row> {
   ]);
 }
 
-/** A stranger's handshake and lease question about a user's request. Returns what it learns. */
+/** Returns what a stranger's handshake and lease question tell about a user's request. */
 async function learned(port: number, requestId: string): Promise<number> {
   const stranger = zmqSideChannel();
   const capability = newCapability();
@@ -156,7 +164,7 @@ export async function strangerWithoutKey(): Promise<Row> {
       const victim = await engines.prefill(`v${round}`, round);
       const own = await engines.prefill(`own${round}`, 100_000 + round);
       const answer = engines.decode(`d${round}`, round, victim);
-      notifications += engines.forge(victim, own, `d${round}`);
+      notifications += engines.forge(engines.known(victim, own, { decodeRequestId: `d${round}` }));
       learnt += await learned(engines.port, `v${round}`);
       if ((await answer) !== "ok") failed += 1;
     }

@@ -1,9 +1,8 @@
-// Answers handshakes, and HTTP beside them: GET /ask/PORT sends three requests to a listener, and
-// tells how many were refused. Prints {"port", "http"}.
-import { once } from "node:events";
+// GET /ask/PORT sends three requests to a listener, and tells how many were refused. Prints
+// {"port", "http"}.
 import { createServer } from "node:http";
-import type { AddressInfo } from "node:net";
 import { zmqSideChannel } from "@kv/side-channel";
+import { listening } from "@kv/testing/http/listening";
 
 const host = "127.0.0.1";
 const payload = Buffer.alloc(20_000, "metadata");
@@ -30,7 +29,5 @@ const http = createServer(async ({ url = "" }, response) => {
   const [, hostile] = /^\/ask\/(\d+)/.exec(url) ?? [];
   response.end(hostile === undefined ? "ok" : String(await refusedBy(Number(hostile))));
 });
-await once(http.listen(0, host), "listening");
-console.log(JSON.stringify({ port, http: (http.address() as AddressInfo).port }));
-// It ends with its parent.
+console.log(JSON.stringify({ port, http: await listening(http) }));
 process.stdin.resume().on("end", () => process.exit());

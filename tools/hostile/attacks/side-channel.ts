@@ -1,6 +1,6 @@
-import { once } from "node:events";
-import { type AddressInfo, createServer } from "node:net";
+import { createServer } from "node:net";
 import { setTimeout as sleep } from "node:timers/promises";
+import { listening } from "@kv/testing/http/listening";
 import type { Check } from "../row.js";
 import type { Attack } from "./attack.js";
 import { stranger, strangers } from "./strangers.js";
@@ -24,7 +24,6 @@ for (let at = 0; at < MORE_FRAMES.length; at += 4009)
 const EMPTY_FRAMES = Buffer.alloc(400_000, Buffer.from([1, 0]));
 EMPTY_FRAMES[EMPTY_FRAMES.length - 2] = 0;
 
-/** Greets and writes `chunk` until `bytes` are sent or the peer closes. Returns the bytes sent. */
 async function pour(port: number, chunk: Buffer, bytes: number): Promise<number> {
   const socket = await stranger(port, GREETED);
   let sent = 0;
@@ -40,11 +39,10 @@ async function pour(port: number, chunk: Buffer, bytes: number): Promise<number>
   return sent;
 }
 
-/** On as many connections as it takes. `restMs`: what was received may still be worked on. */
+/** `restMs`: what was received may still be worked on. */
 const pouredFrames = (what: string, frames: Buffer, mib: number, restMs = 0): Attack => ({
   title: `side channel: ${what}`,
   victim: "side-channel",
-  floods: true,
   tries: `${mib} MiB, or 20 s`,
   async round({ sideChannel }) {
     const untilMs = Date.now() + 20_000;
@@ -61,14 +59,12 @@ const pouredFrames = (what: string, frames: Buffer, mib: number, restMs = 0): At
 const keptConnections = (kind: string, begin: Buffer): Attack => ({
   title: `side channel: connections that are kept, ${kind}`,
   victim: "side-channel",
-  floods: true,
   // Together more than a process has descriptors.
   tries: "10200 connections of each of 2 processes",
   attackers: 2,
   async round({ sideChannel }) {
     const sockets = await strangers(10_200, sideChannel, begin);
     for (const socket of sockets) socket.resume();
-    // Others have to be served while the connections stay.
     await sleep(8_000);
   },
 });
@@ -80,10 +76,9 @@ const REPLIES = {
   ]),
   "empty frames": Buffer.alloc(MIB, Buffer.from([1, 0])),
 };
-/** The client's greeting and READY; its request comes after them. */
+/** The client's greeting and READY. */
 const GREETED_BYTES = 104;
 
-/** Answers each request with `chunk` again and again. */
 async function hostileListener(chunk: Buffer) {
   let sent = 0;
   const server = createServer((socket) => {
@@ -102,8 +97,7 @@ async function hostileListener(chunk: Buffer) {
     });
     socket.on("error", () => {}).on("drain", write);
   });
-  await once(server.listen(0, "127.0.0.1"), "listening");
-  return { port: (server.address() as AddressInfo).port, sentMib: () => Math.round(sent / MIB) };
+  return { port: await listening(server), sentMib: () => Math.round(sent / MIB) };
 }
 
 const hostileReplies: Attack = {

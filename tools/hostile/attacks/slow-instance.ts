@@ -1,7 +1,7 @@
-// A prefill and a decode server. Prints {"prefill", "decode"}: their ports. P answers a prompt that
-// contains "slow" after 3 s; its GET /counts has how many there were, and for how long it had one.
+// Prints {"prefill", "decode"}: ports. P answers a prompt that contains "slow" after 3 s; its GET
+// /counts has how many there were, and for how long it had one.
 import { createServer } from "node:http";
-import type { AddressInfo } from "node:net";
+import { listening } from "@kv/testing/http/listening";
 
 const SLOW_MS = 3_000;
 const PARAMS = {
@@ -20,7 +20,7 @@ const counts = { slow: 0, slowMs: 0 };
 let slowNow = 0;
 let slowSinceMs = 0;
 
-async function listen(answer: object): Promise<number> {
+function listen(answer: object): Promise<number> {
   const isPrefill = "kv_transfer_params" in answer;
   const server = createServer(async (request, response) => {
     const send = (value: object) =>
@@ -43,8 +43,7 @@ async function listen(answer: object): Promise<number> {
       });
     });
   });
-  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-  return (server.address() as AddressInfo).port;
+  return listening(server);
 }
 
 const [prefill, decode] = [
@@ -52,5 +51,4 @@ const [prefill, decode] = [
   await listen({ choices }),
 ];
 console.log(JSON.stringify({ prefill, decode }));
-// It ends with its parent.
 process.stdin.resume().on("end", () => process.exit());

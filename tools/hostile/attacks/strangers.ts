@@ -2,7 +2,6 @@ import { connect, type Socket } from "node:net";
 
 const open = new Set<Socket>();
 
-/** A connection of the attacker to a port. Errors are part of the attack. */
 export function stranger(
   port: number,
   text: string | Buffer = "",
@@ -20,7 +19,6 @@ export function stranger(
   });
 }
 
-/** Many connections that send the same. */
 export async function strangers(
   count: number,
   port: number,
@@ -37,7 +35,6 @@ export async function strangers(
   return sockets;
 }
 
-/** Closes all connections of this process. */
 export function leave(): void {
   for (const socket of open) socket.destroy();
   open.clear();
@@ -45,7 +42,7 @@ export function leave(): void {
 
 export const portOf = (url: string): number => Number(new URL(url).port);
 
-/** A request for generated text. With `lengthBytes` its body may be longer than `body`. */
+/** With `lengthBytes` the body may be longer than `body`. */
 export function postText(body: string, lengthBytes = Buffer.byteLength(body)): string {
   return `POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ${lengthBytes}\r\n\r\n${body}`;
 }

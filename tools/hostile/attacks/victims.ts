@@ -1,6 +1,6 @@
 import { existsSync } from "node:fs";
+import { freePort } from "@kv/testing/http/listening";
 import { chooseTransport } from "../../../apps/demo/src/cluster/choose-transport.js";
-import { freePort } from "../../bench/child-processes.js";
 import { ObservedProcess } from "../observed-process.js";
 import type { Target } from "./attack.js";
 import type { Load, Measured } from "./honest-clients.js";
@@ -8,7 +8,6 @@ import type { Load, Measured } from "./honest-clients.js";
 /** Servers, with honest clients in another process. */
 export interface Victim {
   readonly target: Partial<Target>;
-  /** Those that are attacked. */
   readonly processes: Readonly<Record<string, ObservedProcess>>;
   readonly honest: ObservedProcess;
   /** What no process may grow by, and no honest client may wait. */
@@ -23,14 +22,13 @@ async function startClients(load: Load): Promise<ObservedProcess> {
   return honest;
 }
 
-/** What honest clients see while `work` is done. */
 export async function measure(honest: ObservedProcess, work: () => Promise<unknown>) {
   await honest.ask("begin");
   await work();
   return JSON.parse(await honest.ask("end")) as Measured;
 }
 
-/** Starts kv-proxy in front of these instances, and returns it with its URLs. */
+/** kv-proxy in front of these instances. */
 export async function startProxy(
   prefill: readonly string[],
   decode: readonly string[],
@@ -103,13 +101,10 @@ async function benchVictim(): Promise<Victim> {
   };
 }
 
-/** As they are built: from source, each stack trace of an aborted connection is translated. */
+/** From source, each stack trace of an aborted connection would be translated. */
 const [INSTANCE, PROXY] = ["apps/demo/dist/main.js", "packages/proxy/dist/cli.js"];
 
-/**
- * Why the demo's processes cannot run here; undefined where they can. Throws where they are not
- * built.
- */
+/** Why the demo's processes cannot run here. Throws where they are not built. */
 export async function demoAbsence(): Promise<string | undefined> {
   for (const file of [INSTANCE, PROXY])
     if (!existsSync(new URL(`../../../${file}`, import.meta.url)))
@@ -120,7 +115,7 @@ export async function demoAbsence(): Promise<string | undefined> {
   );
 }
 
-/** A prefill and a decode instance of the demo over NIXL, and kv-proxy. */
+/** A P and a D of the demo over NIXL, and kv-proxy. */
 async function demoVictim(): Promise<Victim> {
   const sideChannel = await freePort();
   const instance = (role: "prefill" | "decode", sideChannelPort: number) => {
@@ -128,7 +123,6 @@ async function demoVictim(): Promise<Victim> {
       role,
       sideChannelPort,
       numBlocks: 1024,
-      // Each request transfers its KV.
       prefixCaching: false,
       kvTransferConfig: {
         kv_connector: "NixlConnector",
@@ -163,7 +157,6 @@ async function demoVictim(): Promise<Victim> {
         ignore_eos: true,
         return_token_ids: true,
       };
-      // The right answers are those of one instance alone.
       const alone = await fetch(`${instanceUrl}/v1/completions`, {
         method: "POST",
         headers: { "content-type": "application/json" },

@@ -5,7 +5,6 @@ import { type Check, type Row, rowOf } from "../row.js";
 
 const RUNS = 10;
 
-/** The agent that knew them must go on, and leave nothing. `words`: beginnings of cells' names. */
 export async function runDeaths(words: readonly string[]): Promise<Row> {
   const missing = cablesMissing();
   const cells = cellsNamed(words).filter(

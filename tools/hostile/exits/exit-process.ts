@@ -1,5 +1,5 @@
-// A process, or a worker thread in it, that uses NIXL up to a place, writes 1 MiB to its stdout, and
-// ends: how, is drawn from its two arguments, a seed and a number. The test bundles it.
+// Uses NIXL up to a place, writes 1 MiB to its stdout, and ends: how, is drawn from its two
+// arguments, a seed and a number. The test bundles it.
 import { isMainThread, parentPort, Worker, workerData } from "node:worker_threads";
 import { nixlTransport } from "@kv/nixl";
 import { seededRandom } from "@kv/transport-memory";
@@ -7,19 +7,9 @@ import { seededRandom } from "@kv/transport-memory";
 /** `return`: the event loop runs empty. `terminate`: the main thread terminates the worker. */
 const ENDINGS = ["return", "exit", "terminate"] as const;
 
-interface Exit {
-  /** How far it comes in `life`. */
-  readonly place: number;
-  readonly thread: "main" | "worker";
-  readonly ending: (typeof ENDINGS)[number];
-  /** The time from the place to the end. */
-  readonly lingerMs: number;
-  /** Loads UCX's InfiniBand module, which can crash a process at exit. */
-  readonly infiniband: boolean;
-}
+type Exit = ReturnType<typeof drawExit>;
 
-/** Equal seeds give equal exits. */
-function drawExit(seed: string, number: string): Exit {
+function drawExit(seed: string, number: string) {
   const { integer } = seededRandom(`${seed} ${number}`);
   const anyOf = <T>(list: readonly T[]) => list[integer(list.length)] as T;
   const thread = anyOf(["main", "main", "worker"] as const);
@@ -28,6 +18,7 @@ function drawExit(seed: string, number: string): Exit {
     place: integer(PLACES),
     ending: anyOf(thread === "main" ? ENDINGS.slice(0, 2) : ENDINGS),
     lingerMs: anyOf([0, 0, 1, 5, 20]),
+    /** Loads UCX's InfiniBand module, which can crash a process at exit. */
     infiniband: anyOf([true, false]),
   };
 }
@@ -35,10 +26,7 @@ function drawExit(seed: string, number: string): Exit {
 const PAGE_BYTES = 4096;
 const PAGES = 8192;
 
-/**
- * Creates two agents, READs scattered pages between them, and closes both. At `creating`,
- * `registering`, `posted` and `closing` the operation is in progress.
- */
+/** At `creating`, `registering`, `posted` and `closing` the operation is in progress. */
 async function* life(): AsyncGenerator<string> {
   const transport = nixlTransport();
   yield "unused";
@@ -87,8 +75,7 @@ async function* life(): AsyncGenerator<string> {
 const PLACES = 13;
 const steps = life();
 
-/** Runs up to the place and leaves everything open. */
-async function liveUntil(place: number): Promise<void> {
+async function liveUntil(place: number) {
   for (let at = 0; at <= place; at += 1) await steps.next();
 }
 
@@ -101,11 +88,11 @@ async function liveInWorker(exit: Exit): Promise<Worker> {
 const write = () =>
   new Promise<void>((resolve) => process.stdout.write("x".repeat(1 << 20), () => resolve()));
 
-async function endAs(exit: Exit): Promise<void> {
+async function endAs(exit: Exit) {
   process.stderr.write(`${JSON.stringify(exit)}\n`);
   if (exit.infiniband) process.env["UCX_MODULES"] = "^cuda";
-  // process.exit() drops output that a pipe has not taken yet, so the output is written before it.
-  // Otherwise it is still being written at the end.
+  // process.exit() drops output that a pipe has not taken yet. In the other ends it is still being
+  // written.
   if (exit.ending === "exit") await write();
   const worker = exit.thread === "worker" ? await liveInWorker(exit) : undefined;
   if (worker === undefined) await liveUntil(exit.place);
@@ -121,7 +108,6 @@ if (isMainThread) {
 } else {
   const { place, ending } = workerData as Exit;
   await liveUntil(place);
-  // The worker stays alive until the main thread ends it.
   if (ending !== "return") setInterval(() => {}, 1000);
   parentPort?.postMessage("there");
 }

@@ -1,13 +1,13 @@
 // A long suite: 50 processes that exit in the middle of something.
+
 import { execFile } from "node:child_process";
-import { fileURLToPath } from "node:url";
+import { join } from "node:path";
 import { promisify } from "node:util";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { bundled } from "@kv/testing/node-programs";
 import { describe, expect, test } from "vitest";
 
 const count = Number(process.env.KV_EXITS ?? 50);
-/** The first one: with KV_EXITS=1 it is the only one. */
 const first = Number(process.env.KV_FIRST_EXIT ?? 0);
 const seed = process.env.KV_SEED ?? `${Date.now()}`;
 const JOBS = 2;
@@ -19,7 +19,7 @@ describe.skipIf(nixlMissing)(
     test(`all ${count} end with exit code 0 and their whole output`, {
       timeout: 10_000_000,
     }, async () => {
-      const file = await bundled(fileURLToPath(new URL("./exit-process.ts", import.meta.url)));
+      const file = await bundled(join(import.meta.dirname, "./exit-process.ts"));
       const numbers = Array.from({ length: count }, (_, at) => first + at);
       const ends: object[] = [];
       const runNext = async () => {

@@ -9,8 +9,8 @@ import { describe, expect, test } from "vitest";
 const BLOCK_TOKENS = 16;
 
 /**
- * Its `allocate` returns device memory, which for the fake NIXL is ordinary memory. `data` gives the
- * engine's model access to the bytes; the connector has none.
+ * The fake NIXL's device memory is ordinary memory. `data` gives the engine's model access to it;
+ * the connector has none.
  */
 function deviceMemoryTransport(transport: Transport, deviceId: number): Transport {
   const handles = new WeakMap<Memory, Memory>();

@@ -1,5 +1,4 @@
-// An engine of a fault run in its own process, over NIXL. The parent calls its functions over IPC;
-// SIGKILL or a call of `close` ends it.
+// The parent calls functions of this engine over IPC; SIGKILL or `close` ends it.
 import { KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { pullConnector } from "@kv/pull";
@@ -12,17 +11,14 @@ import { createBirpc } from "birpc";
 import { FaultInjector, faultySideChannel, faultyTransport } from "./faulty.js";
 import { heldBy } from "./held-resources.js";
 
-/** The only argument, as JSON. */
 export interface EngineProcessOptions extends Omit<FaultEngineOrder, "connector" | "violation"> {
   readonly connector: "pull" | "push";
   readonly seed: string;
   /** An engine that is restarted listens on the port of its predecessor. */
   readonly sideChannelPort: number;
-  /** The longest delay of a late operation. */
   readonly lateMs: number;
 }
 
-/** What the parent hears besides answers: each violated invariant. */
 export interface ParentFunctions {
   violation(what: string): void;
 }
@@ -55,7 +51,6 @@ const functions = {
   stopFaults() {
     injector.hasEnded = true;
   },
-  /** Returns what is still held, and ends the process after its answer. */
   async close() {
     await engine.close();
     closed = true;
@@ -75,7 +70,6 @@ const parent = createBirpc<ParentFunctions, EngineFunctions>(functions, {
   }),
 });
 
-// The parent may be gone.
 process.once("disconnect", () => {
   if (!closed) process.exit(1);
 });

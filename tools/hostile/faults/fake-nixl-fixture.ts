@@ -1,9 +1,9 @@
-import { once } from "node:events";
-import { type AddressInfo, createServer } from "node:net";
+import { createServer } from "node:net";
 import { type Agent, systemClock } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import type { FaultFixture } from "@kv/testing/faults/fault-fixture";
 import { FAULT_RULES } from "@kv/testing/faults/fault-rules";
+import { listening } from "@kv/testing/http/listening";
 import { FAKE_NIXL } from "@kv/testing/nixl/fake-nixl";
 import { createSimEngine } from "@kv/testing/simulator/sim-engine";
 import { memoryNetwork, type SeededRandom } from "@kv/transport-memory";
@@ -12,10 +12,7 @@ import { heldBy, untilNothingHeld } from "./held-resources.js";
 
 /** Faults of the fake NIXL library, per hundred transfers and notifications. */
 const NATIVE_FAULTS = { failPost: 1, failStatus: 1, refuseRelease: 2, slow: 10, held: 1, deaf: 1 };
-/**
- * Libfabric reports errors of one peer on another peer's transfers, and completes a WRITE when its
- * bytes have left.
- */
+/** A WRITE completes when its bytes have left. */
 const LIBFABRIC_FAULTS = { ...NATIVE_FAULTS, stray: 1, lateWrites: 2 };
 
 const SETTINGS = [
@@ -36,8 +33,8 @@ const set = (name: (typeof SETTINGS)[number], value: number) => {
 };
 
 /**
- * All engines in one process with the real clock. The fake knows only the agents of its own process,
- * so a killed engine stops its steps at once and drops its agents.
+ * All engines in one process with the real clock. The fake knows only agents of its own process, so
+ * a killed engine stops its steps and drops its agents.
  */
 export async function fakeNixlFixture(
   backend: "UCX" | "LIBFABRIC",
@@ -50,18 +47,15 @@ export async function fakeNixlFixture(
   const faults = FAULT_RULES.filter(({ operation }) => operation === "REQUEST");
   const network = memoryNetwork({ clock, faults });
   const agents: (readonly Agent[])[] = [];
-  // Set before the first agent's thread reads the environment: later calls change values in place
-  // and move no entry.
+  // Before the first agent's thread reads the environment: later calls move no entry.
   for (const name of SETTINGS) set(name, 0);
   const alive = createServer((socket) => socket.on("error", () => {})).unref();
   if (backend === "LIBFABRIC") {
     // The address at which the agent checks that a libfabric peer is alive.
-    await once(alive.listen(0, "127.0.0.1"), "listening");
-    process.env.FAKE_NIXL_ENDPOINT = String((alive.address() as AddressInfo).port);
+    process.env.FAKE_NIXL_ENDPOINT = String(await listening(alive));
   }
 
-  // NIXL forgets a peer whose metadata it refused because of another peer's error; the fake does
-  // not, so it gets no such errors here.
+  // The fake, unlike NIXL, does not forget a peer that it refused because of another peer's error.
   let adding = 0;
   async function withoutStrayErrors<T>(add: () => Promise<T>): Promise<T> {
     adding += 1;

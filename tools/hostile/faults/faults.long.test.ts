@@ -16,8 +16,8 @@ const restarts = Number(process.env.KV_NIXL_RESTARTS ?? 10);
 /** Decides which operation gets which fault. The timing depends on the machine. */
 const seed = process.env.KV_SEED ?? "addon";
 /**
- * Short, so that a lost message is given up soon. The deadline is generous, for a machine that
- * stalls now and then; a request that waits for ever still exceeds it.
+ * Short, so that a lost message is given up soon. The deadline is generous for a machine that
+ * stalls.
  */
 const times = { leaseMs: 4000, requestTimeoutMs: 5000, deadlineMs: 120_000, longMs: 5000 };
 /** vLLM's default: a heartbeat every 5 s. */

@@ -19,7 +19,6 @@ const REQUEST_FAULTS = { unanswered: 1, unreachable: 2, noise: 2, junk: 3 };
 export class FaultInjector {
   readonly counts: Record<string, number> = {};
   readonly random: SeededRandom;
-  /** No faults are injected from then on. */
   hasEnded = false;
 
   constructor(random: SeededRandom) {
@@ -76,15 +75,13 @@ export function faultySideChannel(sideChannel: SideChannel, injector: FaultInjec
 interface FaultyTransportOptions {
   readonly clock: Clock;
   readonly injector: FaultInjector;
-  /** The longest delay of what is late. */
   readonly lateMs: number;
-  /** Called before each transfer and notification, so that a fake NIXL can be made to fail. */
+  /** Before each transfer and notification: a fake NIXL can be made to fail. */
   readonly before?: () => void;
-  /** Wraps each `addRemote`. */
   readonly adding?: <T>(add: () => Promise<T>) => Promise<T>;
 }
 
-/** Its agents keep the contract of `Agent`. `agents`: all that were created. */
+/** `agents`: all that were created. */
 export function faultyTransport(transport: Transport, options: FaultyTransportOptions) {
   const agents: Agent[] = [];
   const createAgent: Transport["createAgent"] = async (agentOptions) => {
@@ -102,7 +99,7 @@ function faultyAgent(agent: Agent, options: FaultyTransportOptions): Agent {
   const { random } = injector;
   const sent: [remote: string, payload: Uint8Array][] = [];
 
-  function later(remote: string, payload: Uint8Array): void {
+  function later(remote: string, payload: Uint8Array) {
     const copy = payload.slice();
     clock.setTimer(() => void agent.notify(remote, copy).catch(() => {}), random.next() * lateMs);
   }
@@ -138,7 +135,7 @@ function faultyAgent(agent: Agent, options: FaultyTransportOptions): Agent {
   };
 }
 
-/** Changing a few bytes would sometimes give another valid message, which nobody could detect. */
+/** A few changed bytes could give another valid message. */
 function damaged(payload: Uint8Array, integer: (below: number) => number): Uint8Array {
   const kind = integer(3);
   if (kind === 0) return payload.slice(0, integer(Math.max(1, payload.length)));
@@ -154,7 +151,7 @@ function failed(agent: Agent, { notification: _, ...request }: TransferRequest):
   return { released, done: done.then(fail) };
 }
 
-/** Without `delayMs` it never begins. Aborted before it begins, it touches no memory. */
+/** Without `delayMs` it never begins. */
 function begunLate(
   agent: Agent,
   original: TransferRequest,

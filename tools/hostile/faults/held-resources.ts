@@ -4,12 +4,12 @@ import type { FaultEngine } from "@kv/testing/faults/fault-fixture";
 const CHECK_INTERVAL_MS = 50;
 const MAX_CHECKS = 800;
 
-/** Waits until the engines hold nothing. After many checks the run reports what is still held. */
+/** After many checks the run reports what is still held. */
 export async function untilNothingHeld(
   engines: readonly FaultEngine[],
   clock: Clock,
 ): Promise<void> {
-  // Counts checks instead of time: while the machine stalls, no engine can release anything.
+  // While the machine stalls, no engine can release anything.
   for (let checks = 0; checks < MAX_CHECKS; checks += 1) {
     const held = await Promise.all(engines.map((engine) => engine.outstanding()));
     if (held.flatMap(Object.values).every((count) => count === 0)) return;
@@ -17,7 +17,6 @@ export async function untilNothingHeld(
   }
 }
 
-/** What the agents hold. Closed agents must hold nothing. */
 export function heldBy(agents: readonly Pick<Agent, "telemetry">[]) {
   const held = { transfers: 0, registrations: 0 };
   for (const agent of agents) {

@@ -1,5 +1,5 @@
 import { fork } from "node:child_process";
-import { fileURLToPath } from "node:url";
+import { join } from "node:path";
 import { KvError, systemClock } from "@kv/interface";
 import type { FaultEngine, FaultFixture } from "@kv/testing/faults/fault-fixture";
 import { bundled } from "@kv/testing/node-programs";
@@ -9,7 +9,7 @@ import { untilNothingHeld } from "./held-resources.js";
 
 const STDERR_KEPT = 4000;
 
-/** Starts an engine in its own process. Requests that are pending when the process ends reject. */
+/** Requests that are pending when the process ends reject. */
 async function startProcess(
   options: EngineProcessOptions,
   violation: (what: string) => void,
@@ -19,11 +19,11 @@ async function startProcess(
   const name = `the process of engine ${engineId} on ${hostName}`;
   const dead = () => new KvError("KV_ENGINE_FAILED", `${name} has ended`);
   const child = fork(
-    await bundled(fileURLToPath(new URL("./engine-process.ts", import.meta.url))),
+    await bundled(join(import.meta.dirname, "./engine-process.ts")),
     [JSON.stringify(options)],
     {
-      cwd: fileURLToPath(new URL("../../..", import.meta.url)),
-      // NIXL and UCX log each lost peer to stderr: shown only when the process ends unexpectedly.
+      cwd: join(import.meta.dirname, "../../.."),
+      // NIXL and UCX log each lost peer: shown only when the process ends unexpectedly.
       stdio: ["ignore", "ignore", "pipe", "ipc"],
     },
   );
@@ -64,7 +64,7 @@ async function startProcess(
     address: await rpc.address(),
     prefill: rpc.prefill,
     decode: rpc.decode,
-    abort: (requestId) => void rpc.abort(requestId).catch(() => {}),
+    abort: (requestId: string) => void rpc.abort(requestId).catch(() => {}),
     outstanding: rpc.outstanding,
     async kill() {
       killed = true;
@@ -81,10 +81,7 @@ async function startProcess(
   return { engine, rpc };
 }
 
-/**
- * Runs each engine in its own process, with NIXL over UCX and ZMQ between them, with the real
- * clock. Engines are killed with SIGKILL.
- */
+/** With NIXL over UCX and ZMQ between the engines, and the real clock. */
 export function multiProcessFixture({
   faults,
   ...options
@@ -92,12 +89,11 @@ export function multiProcessFixture({
   readonly connector: "pull" | "push";
   readonly seed: string;
   readonly lateMs: number;
-  /** Whether operations fail, besides the deaths of engines. */
   readonly faults: boolean;
 }): FaultFixture {
   const clock = systemClock();
   const children: Awaited<ReturnType<typeof startProcess>>[] = [];
-  /** A restarted engine listens on its predecessor's port, so that peers notice the restart. */
+  /** So that peers notice the restart. */
   const ports = new Map<string, number>();
   const counts: Record<string, number> = {};
   const left = { transfers: 0, registrations: 0 };

@@ -1,6 +1,6 @@
 import { Session } from "node:inspector/promises";
 
-/** Which blocks of the packages' code run, as V8 counts them. */
+/** As V8 counts blocks of code. */
 export class Coverage {
   readonly #session = new Session();
   readonly #seen = new Set<string>();
@@ -12,7 +12,7 @@ export class Coverage {
     await this.#session.post("Profiler.startPreciseCoverage", precise);
   }
 
-  /** The blocks that ran since the last call and never before `add` named them. */
+  /** Of those that `add` has never named. */
   async takeNew(): Promise<Set<string>> {
     const found = new Set<string>();
     const { result } = await this.#session.post("Profiler.takePreciseCoverage");
@@ -26,7 +26,6 @@ export class Coverage {
     return found;
   }
 
-  /** From now on these blocks are not new. */
   add(blocks: Iterable<string>): void {
     for (const block of blocks) this.#seen.add(block);
   }

@@ -9,7 +9,7 @@ import {
   writeFileSync,
   writeSync,
 } from "node:fs";
-import { fileURLToPath } from "node:url";
+import { join } from "node:path";
 import { KvError } from "@kv/interface";
 import { seededRandom } from "@kv/transport-memory";
 import type { PartOptions } from "../main.js";
@@ -23,13 +23,10 @@ import { TARGETS } from "./targets/index.js";
 const LIMIT_MS = 1000;
 const BATCH = 100;
 const MOST_FAILURES = 20;
-/** New inputs that one run keeps. */
 const MOST_KEPT = 30;
 
-/** The kept inputs, in a folder for each target. */
-export const CORPUS = fileURLToPath(new URL("./corpus/", import.meta.url));
+export const CORPUS = join(import.meta.dirname, "./corpus/");
 
-/** The inputs of a folder, which is made where it is missing. */
 export function readInputs(folder: string): Uint8Array[] {
   mkdirSync(folder, { recursive: true });
   return readdirSync(folder)
@@ -37,7 +34,6 @@ export function readInputs(folder: string): Uint8Array[] {
     .map((file) => readFileSync(`${folder}/${file}`));
 }
 
-/** Keeps an input; the same input is kept once. Returns its path. */
 function keep(folder: string, kind: "failed" | "covers", input: Uint8Array): string {
   const digest = createHash("sha256").update(input).digest("hex").slice(0, 12);
   const path = `${folder}/${kind}-${digest}.bin`;
@@ -46,8 +42,8 @@ function keep(folder: string, kind: "failed" | "covers", input: Uint8Array): str
 }
 
 /**
- * Reads an input. Returns what is wrong; undefined where the target returned, or refused the input
- * with a `KvError`, in time.
+ * What is wrong; undefined where the target returned, or refused the input with a `KvError`, in
+ * time.
  */
 export function checkInput(target: FuzzTarget, input: Uint8Array): string | undefined {
   const begun = process.cpuUsage();
@@ -65,8 +61,8 @@ export function checkInput(target: FuzzTarget, input: Uint8Array): string | unde
 }
 
 /**
- * Mutated inputs against a reader. A failing input is saved in the corpus. `reading.bin` there has
- * the current one: it stays where the reader never returns, or ends the process.
+ * A failing input is saved in the corpus. `reading.bin` there is the current one: it stays where
+ * the reader never returns, or ends the process.
  */
 export async function runFuzz(name: string, options: PartOptions): Promise<Row> {
   const target = TARGETS[name] as FuzzTarget;
@@ -80,12 +76,11 @@ export async function runFuzz(name: string, options: PartOptions): Promise<Row> 
   const failures = new Map<string, string>();
   let [tries, kept] = [0, 0];
 
-  function read(input: Uint8Array): void {
+  function read(input: Uint8Array) {
     ftruncateSync(current, 0);
     writeSync(current, input, 0, input.length, 0);
     tries += 1;
     const failure = checkInput(target, input);
-    // One report for one place in the code.
     const place = failure?.split("\n").slice(0, 3).join("\n").replace(/\d+/g, "#");
     if (failure === undefined || place === undefined || failures.has(place)) return;
     failures.set(place, keep(folder, "failed", input));
@@ -100,8 +95,7 @@ export async function runFuzz(name: string, options: PartOptions): Promise<Row> 
     const news = await coverage.takeNew();
     if (news.size === 0) continue;
 
-    // The counts are read once per batch, because that takes as long as many inputs. The inputs
-    // that reached new code are found by themselves.
+    // Reading the counts takes as long as many inputs, so it is done once per batch.
     for (const input of batch) {
       read(input);
       const reached = [...(await coverage.takeNew())].filter((block) => news.has(block));

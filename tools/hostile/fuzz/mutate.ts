@@ -1,9 +1,9 @@
-import type { FuzzTarget } from "./target.js";
+import { type FuzzTarget, isObject } from "./target.js";
 
 /** A random integer from 0 to `below` - 1. */
 export type Pick = (below: number) => number;
 
-/** The readers have limits above and below it, which their own tests cover. */
+/** The readers' own tests cover their limits. */
 const MAX_INPUT_BYTES = 1 << 16;
 
 /** Bytes with a meaning in msgpack, JSON or UTF-8, and the borders of integers. */
@@ -46,7 +46,6 @@ const STEPS = [-1, 1, 0.5, 2 ** 32];
 
 const known = new WeakMap<FuzzTarget, readonly string[]>();
 
-/** The words of a target, and those that its inputs contain. */
 function wordsOf(target: FuzzTarget, inputs: readonly Uint8Array[]): readonly string[] {
   const found = known.get(target);
   if (found !== undefined) return found;
@@ -58,7 +57,7 @@ function wordsOf(target: FuzzTarget, inputs: readonly Uint8Array[]): readonly st
 
 const anyOf = <T>(list: readonly T[], pick: Pick) => list[pick(list.length)] as T;
 
-/** One to eight changes of an input, or a cut of two inputs. */
+/** One to eight changes, or a cut of two inputs. */
 export function mutate(target: FuzzTarget, corpus: readonly Uint8Array[], pick: Pick): Uint8Array {
   const words = wordsOf(target, corpus);
   let input = anyOf(corpus, pick);
@@ -79,7 +78,6 @@ function mutateBytes(input: Uint8Array, words: readonly string[], pick: Pick): U
   const at = pick(input.length + 1);
   const length = 1 + pick(Math.min(16, input.length - at + 1));
   const drawn = (draw: () => number) => Uint8Array.from({ length }, draw);
-  /** What stands in place of how many bytes. */
   const changes: readonly (() => readonly [removed: number, by: Uint8Array])[] = [
     () => [1, Uint8Array.of((input[at] ?? 0) ^ (1 << pick(8)))],
     () => [1, Uint8Array.of(anyOf(BYTES, pick))],
@@ -123,7 +121,6 @@ function changeMember(root: object, lengthBytes: number, words: readonly string[
   // Copies of copies of copies would fill the heap before they are cut.
   const mostCopies = 1 + Math.floor((16 * MAX_INPUT_BYTES) / lengthBytes);
   const changes: readonly (() => unknown)[] = [
-    // JSON has no such value: the member goes.
     () => (holder === root ? odd : undefined),
     () => [value],
     () => (Array.isArray(value) ? Array(Math.min(2 ** pick(10), mostCopies)).fill(value[0]) : odd),
@@ -141,6 +138,3 @@ function changeMember(root: object, lengthBytes: number, words: readonly string[
   ];
   holder[key] = anyOf(changes, pick)();
 }
-
-const isObject = (value: unknown): value is object =>
-  typeof value === "object" && value !== null && !Array.isArray(value);

@@ -1,7 +1,6 @@
 import { vi } from "vitest";
 
-// Multiplies the runs of every fast-check property by KV_PROPERTY_FACTOR. KV_PROPERTY_FIRST=1 stops
-// at the first failing case, without shrinking it.
+// KV_PROPERTY_FIRST=1 stops at the first failing case, without shrinking it.
 vi.mock("fast-check", async (original) => {
   const real = await original<typeof import("fast-check")>();
   const factor = Number(process.env["KV_PROPERTY_FACTOR"] ?? 1);

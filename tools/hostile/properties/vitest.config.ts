@@ -1,12 +1,10 @@
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
-import { fileURLToPath } from "node:url";
 import { defineConfig, mergeConfig } from "vitest/config";
 import shared from "../../../vitest.config.js";
 
-// The tests with fast-check properties, each with KV_PROPERTY_FACTOR times its runs. For
-// `npm run test:long` and `npm run prove`.
-const root = fileURLToPath(new URL("../../../", import.meta.url));
+// The tests with fast-check properties.
+const root = join(import.meta.dirname, "../../../");
 const files = ["packages", "apps"].flatMap((place) =>
   readdirSync(join(root, place)).flatMap((name) =>
     ["src", "test"].flatMap((folder) => testsOf(join(place, name, folder))),
@@ -30,7 +28,7 @@ export default mergeConfig(
     test: {
       include: files,
       testTimeout: 3_600_000,
-      setupFiles: [fileURLToPath(new URL("./more-runs.ts", import.meta.url))],
+      setupFiles: [join(import.meta.dirname, "./more-runs.ts")],
     },
   }),
 );

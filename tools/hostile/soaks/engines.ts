@@ -1,5 +1,6 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { silentLog } from "@kv/interface";
+import { freePort } from "@kv/testing/http/listening";
 import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
 import { startCluster } from "../../../apps/demo/src/cluster/cluster.js";
 import {
@@ -12,7 +13,6 @@ import { readInstanceConfig } from "../../../apps/demo/src/instance/instance-con
 import { syntheticPrompts } from "../../../apps/demo/src/run/prepare-run.js";
 import { startRelayed } from "../../../apps/demo/test/support/relayed-instance.js";
 import type { InstanceSpecInput } from "../../../packages/fleet/src/instances/instance-spec.js";
-import { freePort } from "../../bench/child-processes.js";
 import { publishEvents } from "../../bench/upstream-answers.js";
 import type { PartOptions } from "../main.js";
 import { ObservedProcess } from "../observed-process.js";
@@ -24,22 +24,21 @@ interface Member {
   readonly name: string;
   readonly url: string;
   readonly spec: Exclude<InstanceSpecInput, string>;
-  /** Resolves when it has ended, and started again at its address. */
   restart(signal: "SIGKILL" | "SIGTERM"): Promise<void>;
 }
 
 const PROMPTS = 8;
-/** More than a lease and a request's time limit together, twice: a request may begin again. */
+/** More than a lease and a request's time limit together, twice. */
 const LATE_MS = 60_000;
 const IDLE_MS = 40_000;
 
 const anyOf = <T>(list: readonly T[]) => list[Math.floor(Math.random() * list.length)] as T;
 
 /**
- * Requests of all routes through kv-proxy to two P and two D of the demo, whose answers are those
- * of one engine. Instances end as by SIGKILL, drain at SIGTERM, or are replaced in a rollout. The
- * KV events of the first P are lies. A request that has received no byte is tried again, so none of
- * them may fail; an answer may break off only when an instance ends.
+ * Requests of all routes through kv-proxy to two P and two D, whose answers are those of one
+ * engine. Instances are killed, drain at SIGTERM, or are replaced. The KV events of the first P are
+ * lies. A request that has received no byte is tried again, so none may fail; an answer may break
+ * off only when an instance ends.
  */
 export async function engineSoak(
   transport: "memory" | "nixl",
@@ -94,7 +93,7 @@ export async function engineSoak(
   /** When the last one that died was back. */
   let goneUntilMs = 0;
 
-  async function one(): Promise<void> {
+  async function one() {
     serial += 1;
     const at = Math.floor(Math.random() * requests.length);
     const [request, expected] = [requests[at], wanted[at]];
@@ -127,14 +126,14 @@ export async function engineSoak(
     }
   }
 
-  async function client(): Promise<void> {
+  async function client() {
     const asked = one();
     running.add(asked);
     await asked;
     running.delete(asked);
   }
 
-  async function change(): Promise<void> {
+  async function change() {
     const member = anyOf(members);
     const instance = [roleOf(member), specOf(member)] as const;
     const what = anyOf(["killed", "terminated", "rollouts"]);
@@ -166,7 +165,6 @@ export async function engineSoak(
   ];
 }
 
-/** What one engine alone answers to each request. */
 async function answersOfOne(requests: readonly SoakRequest[]) {
   const network = memoryNetwork();
   const config = readInstanceConfig({
@@ -185,7 +183,6 @@ async function answersOfOne(requests: readonly SoakRequest[]) {
   return answers;
 }
 
-/** Over NIXL each is in its own process, else in this one. */
 async function startMembers(
   options: ClusterOptions,
 ): Promise<{ members: readonly Member[]; close(): Promise<unknown> }> {
@@ -227,7 +224,6 @@ async function startMembers(
   return { members, close: () => cluster.close() };
 }
 
-/** What an instance has not released. */
 async function heldBy({ name, url }: Member): Promise<string[]> {
   const status = JSON.parse((await send(`${url}/status`, undefined)).text) as {
     outstanding: Record<string, number>;

@@ -10,10 +10,7 @@ const VERSIONS = ["0.32.0", "0.33.0"];
 const WORD = '" word"';
 const MESSAGES = { messages: [{ role: "user", content: "some words" }] };
 const INPUT = { input: "some words" };
-/**
- * What each route is sent, and how its stream ends. Routes without an end go to D alone, and are
- * not streamed.
- */
+/** Routes without the end of a stream go to D alone. */
 const ROUTES: readonly (readonly [path: string, body: object, end?: string])[] = [
   ["/v1/completions", { prompt: "some words" }, "data: [DONE]\n\n"],
   ["/v1/chat/completions", MESSAGES, "data: [DONE]\n\n"],
@@ -25,30 +22,24 @@ const ROUTES: readonly (readonly [path: string, body: object, end?: string])[] =
   ["/tokenize", { prompt: "some words" }],
 ];
 
-/** A prefill and a decode server with one side channel, in a process. */
-interface Pair {
-  readonly process: ObservedProcess;
-  readonly ports: {
-    readonly prefill: number;
-    readonly decode: number;
-    readonly sideChannel: number;
-  };
-  readonly version: number;
-}
+type Pair = Awaited<ReturnType<typeof startPair>>;
 
 async function startPair(
-  { prefill, decode, sideChannel }: Pair["ports"],
+  { prefill, decode, sideChannel }: Record<"prefill" | "decode" | "sideChannel", number>,
   version: number,
   lies: boolean,
-): Promise<Pair> {
+) {
   const about = [prefill, decode, sideChannel, VERSIONS[version], lies].map(String);
   const process = new ObservedProcess("tools/bench/proxy-upstream.ts", about);
-  return { process, ports: JSON.parse(await process.line()) as Pair["ports"], version };
+  return {
+    process,
+    ports: JSON.parse(await process.line()) as Parameters<typeof startPair>[0],
+    version,
+  };
 }
 
 /**
- * Requests through kv-proxy, with pairing, KV events, token ids and the disaggregation rule, while
- * its instances end and start again, each time as the other of two versions that do not fit. A
+ * The instances end and start again, each time as the other of two versions that do not fit. A
  * request that fails before its client has received a byte could have been retried, so there must
  * be none; nor may one go to a pair that does not fit. The publishers of the first pair lie.
  */
@@ -76,7 +67,7 @@ export async function proxySoak(options: PartOptions): Promise<Check[]> {
   );
   const tally = new Tally();
 
-  async function ask(): Promise<void> {
+  async function ask() {
     const chance = Math.random();
     const [path, prompt, streamEnd] = ROUTES[Math.floor(Math.random() * ROUTES.length)] ?? ["", {}];
     const stream = streamEnd !== undefined && chance < 0.9;
@@ -98,16 +89,16 @@ export async function proxySoak(options: PartOptions): Promise<Check[]> {
     }
   }
 
-  async function changePair(what: "add" | "drain", { ports }: Pair): Promise<void> {
+  async function changePair(what: "add" | "drain", { ports }: Pair) {
     for (const role of ["prefill", "decode"] as const)
       await changeInstance(adminUrl, what, role, `http://127.0.0.1:${ports[role]}`);
   }
 
   /**
-   * By turns a death and a rollout, of one pair after another. What drains is ended when it has no
-   * requests, so no stream may break off.
+   * By turns a death and a rollout. What drains is ended when it has no requests, so no stream may
+   * break off.
    */
-  async function change(turn: number): Promise<void> {
+  async function change(turn: number) {
     const pair = pairs[turn % PAIRS] as Pair;
     const drains = turn % 2 === 1;
     if (drains) await changePair("drain", pair);

@@ -7,11 +7,9 @@ import type { Check } from "../row.js";
 import { told } from "./requests.js";
 import { endProxy, send, soak, Tally } from "./soak.js";
 
-/** The proxy gives back after so long what a P may have been reading. */
+/** After so long the proxy gives back what a P may have been reading. */
 const SETTLE_MS = 31_000;
-/**
- * Prompts of 2,000 tokens: what the proxy remembers of them reaches its limit in the first minutes.
- */
+/** What the proxy remembers of such prompts reaches its limit in the first minutes. */
 const SYSTEM =
   "words that all conversations begin with, and that are more than sixty-four tokens long. ".repeat(
     23,
@@ -19,7 +17,6 @@ const SYSTEM =
 const TURNS = 12;
 
 interface State {
-  /** Addresses of the servers. */
   readonly prefills: readonly string[];
   readonly decode: string;
   readonly wrong: readonly string[];
@@ -30,10 +27,7 @@ interface State {
 
 type Body = Readonly<Record<string, unknown>>;
 
-/**
- * Conversations through `kv-proxy --readback`, while D is restarted and reads fail. Nothing that
- * does not fit may be read.
- */
+/** D is restarted, and reads fail. Nothing that does not fit may be read. */
 export async function readbackSoak(options: PartOptions): Promise<Check[]> {
   const servers = new ObservedProcess("tools/bench/turn-upstream.ts");
   const tell = async (command: string) =>
@@ -46,7 +40,7 @@ export async function readbackSoak(options: PartOptions): Promise<Check[]> {
   );
   const tally = new Tally();
 
-  /** Sends a turn. Returns the text of its answer, if it is complete and right. */
+  /** Returns the text of the answer, if it is complete and right. */
   async function answer(body: Body): Promise<string | undefined> {
     try {
       const { status, text } = await send(`${proxyUrl}/v1/chat/completions`, body);
@@ -62,7 +56,7 @@ export async function readbackSoak(options: PartOptions): Promise<Check[]> {
   }
 
   let conversations = 0;
-  async function converse(client: number): Promise<void> {
+  async function converse(client: number) {
     conversations += 1;
     const messages: Body[] = [{ role: "system", content: `${SYSTEM}${client} ${conversations}` }];
     for (let turn = 0; turn < TURNS; turn += 1) {
@@ -77,7 +71,7 @@ export async function readbackSoak(options: PartOptions): Promise<Check[]> {
     }
   }
 
-  async function change(turn: number): Promise<void> {
+  async function change(turn: number) {
     if (turn % 20 === 10) await tell("break");
     else await tell(turn % 2 === 0 ? "restart" : "fail");
     tally.add("changes");

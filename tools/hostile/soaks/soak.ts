@@ -5,10 +5,9 @@ import type { ObservedProcess } from "../observed-process.js";
 import type { Check } from "../row.js";
 
 const GROWTH_LIMIT = 1.25;
-/** So long a client reads slowly. */
 const SLOW_MS = 3_000;
 
-/** Counts what came of requests and changes, with reasons. */
+/** Counts what came of requests and changes. */
 export class Tally {
   readonly #counts = new Map<string, number>();
   readonly #reasons = new Map<string, string>();
@@ -22,7 +21,7 @@ export class Tally {
     return this.#counts.get(what) ?? 0;
   }
 
-  /** `wanted` must have happened, and none of `bad`: the last reason of each is told. */
+  /** `wanted` must have happened, and none of `bad`. */
   checks(wanted: string, bad: readonly string[]): Check[] {
     return [
       [`${this.of(wanted)} ${wanted}`, this.of(wanted) > 0],
@@ -36,10 +35,7 @@ export class Tally {
   }
 }
 
-/**
- * Clients ask one request after another, while the instances are changed again and again. The
- * proxy's memory must not grow.
- */
+/** The proxy's memory must not grow. */
 export async function soak(
   { minutes, clients, "every-s": everyS }: PartOptions,
   proxy: ObservedProcess,
@@ -64,7 +60,7 @@ export async function soak(
   return [[`${early} → ${late} MiB`, late / early <= GROWTH_LIMIT]];
 }
 
-/** Ends the proxy. No request may be in flight for longer than five seconds. */
+/** No request may be in flight for longer than five seconds. */
 export async function endProxy(proxy: ObservedProcess, url: string): Promise<Check[]> {
   let inFlight = 1;
   for (let attempt = 0; inFlight > 0 && attempt < 50; attempt += 1) {
@@ -81,17 +77,14 @@ export async function endProxy(proxy: ObservedProcess, url: string): Promise<Che
   ];
 }
 
-/** Thrown when an answer breaks off after its first byte. */
 export class Cut extends Error {}
 
 export interface SendOptions {
   readonly signal?: AbortSignal | undefined;
   readonly requestId?: string;
-  /** Between two reads of the answer. */
   readonly pauseMs?: number;
 }
 
-/** Sends a request; without a body it is a GET. Throws `Cut`, or others when no byte came. */
 export async function send(
   url: string,
   body: object | undefined,
@@ -123,7 +116,7 @@ interface ListedInstance {
   readonly in_flight: number;
 }
 
-/** Adds or drains an instance of kv-proxy. A drained one has no requests when it resolves. */
+/** A drained one has no requests when it resolves. */
 export async function changeInstance(
   adminUrl: string,
   what: "add" | "drain",
@@ -140,7 +133,6 @@ export async function changeInstance(
   }
 }
 
-/** Waits until kv-proxy sends requests to all of its instances. */
 export async function allAvailable(adminUrl: string): Promise<void> {
   for (;;) {
     const status = JSON.parse((await send(`${adminUrl}/status`, undefined)).text) as Record<

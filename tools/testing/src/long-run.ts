@@ -1,10 +1,6 @@
-/**
- * True in CI and in `npm run test:long -- --only whole`. `npm test` has a short form of suites that
- * repeat or combine much.
- */
+/** `npm test` has a short form of suites that repeat or combine much. */
 export const isLongRun = process.env["KV_LONG"] === "1" || process.env["CI"] === "true";
 
-/** In the short form the first of every `each`. */
 export function someOf<T>(cases: readonly T[], each: number): T[] {
   return cases.filter((_, at) => isLongRun || at % each === 0);
 }

@@ -1,6 +1,6 @@
 import type { Clock } from "@kv/interface";
 
-/** Moves only when `advance` is called. Timers fire in the order of their time. */
+/** Timers fire in the order of their time. */
 export function manualClock(startMs = 0): Clock & { advance(ms: number): void; pending(): number } {
   let nowMs = startMs;
   let order = 0;
@@ -29,7 +29,6 @@ export function manualClock(startMs = 0): Clock & { advance(ms: number): void; p
   };
 }
 
-/** Moves the clock, then looks: for `expect.poll`. */
 export function after<T>(clock: { advance(ms: number): void }, ms: number, look: () => T): () => T {
   return () => {
     clock.advance(ms);

@@ -1,12 +1,12 @@
 import { createHash } from "node:crypto";
 import { existsSync, mkdirSync, readFileSync, renameSync, writeFileSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
-import { fileURLToPath, pathToFileURL } from "node:url";
+import { pathToFileURL } from "node:url";
 import { build, type Plugin } from "esbuild";
 
-const root = fileURLToPath(new URL("../../..", import.meta.url));
+const root = join(import.meta.dirname, "../../..");
 
-/** Path of a program as the set-up of every test run builds it: `kv-proxy`, or `demo`. */
+/** As the set-up of every test run builds it: `kv-proxy`, or `demo`. */
 export function builtProgram(name: string): string {
   if (name === "demo") return join(root, "apps/demo/dist/main.js");
   const folder = join(root, "packages", name === "kv-plan" ? name : name.replace(/^kv-/, ""));
@@ -16,7 +16,7 @@ export function builtProgram(name: string): string {
   return join(folder, bin[name] ?? "");
 }
 
-/** Keeps the place of each source but the first, which may start itself again. */
+/** All but the first source keep their place; that one may start itself again. */
 const sourceUrls = (entry: string): Plugin => ({
   name: "source-urls",
   setup({ onLoad }) {
@@ -36,8 +36,8 @@ const sourceUrls = (entry: string): Plugin => ({
 const bundles = new Map<string, Promise<string>>();
 
 /**
- * Bundles a TypeScript file, and returns the path of the result: `node` starts it in a fifth of the
- * time that tsx takes. `code` is run in place of what the file contains.
+ * `node` starts the bundle in a fifth of the time that tsx takes. `code` is run in place of what
+ * the file contains.
  */
 export function bundled(file: string, code?: string): Promise<string> {
   const key = `${file} ${code ?? ""}`;

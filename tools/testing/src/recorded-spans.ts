@@ -1,5 +1,3 @@
-import type { Tracer } from "@kv/interface";
-import { readSpans, type TraceSpan } from "@kv/protocol";
 import { openTelemetryTracer } from "@kv/protocol/open-telemetry";
 import { JsonTraceSerializer } from "@opentelemetry/otlp-transformer";
 import {
@@ -8,16 +6,7 @@ import {
   TracerProvider,
 } from "@opentelemetry/sdk-trace";
 
-/** A tracer whose spans stay in memory. */
-export interface RecordedSpans {
-  readonly tracer: Tracer;
-  /** The spans that have ended, as a line of a trace file. */
-  line(): string;
-  /** The spans that have ended. */
-  spans(): TraceSpan[];
-}
-
-export function recordedSpans(): RecordedSpans {
+export function recordedSpans() {
   const exporter = new InMemorySpanExporter();
   const provider = new TracerProvider({ spanProcessors: [new SimpleSpanProcessor({ exporter })] });
   const line = () =>
@@ -27,4 +16,65 @@ export function recordedSpans(): RecordedSpans {
     line,
     spans: () => readSpans(line()),
   };
+}
+
+interface Attribute {
+  readonly key: string;
+  readonly value: Readonly<Record<string, unknown>>;
+}
+
+interface OtlpSpan {
+  readonly traceId: string;
+  readonly spanId: string;
+  readonly parentSpanId?: string;
+  readonly name: string;
+  readonly startTimeUnixNano: string;
+  readonly endTimeUnixNano: string;
+  readonly attributes?: readonly Attribute[];
+  readonly events?: readonly { readonly name: string; readonly timeUnixNano: string }[];
+  readonly status?: { readonly code?: number; readonly message?: string };
+}
+
+interface TracesData {
+  readonly resourceSpans: readonly {
+    readonly resource: { readonly attributes: readonly Attribute[] };
+    readonly scopeSpans: readonly { readonly spans: readonly OtlpSpan[] }[];
+  }[];
+}
+
+const STATUS_ERROR = 2;
+const valuesOf = (attributes: readonly Attribute[] = []) =>
+  Object.fromEntries(attributes.map(({ key, value }) => [key, Object.values(value)[0]]));
+const milliseconds = (nanoseconds: string) => Number(nanoseconds) / 1e6;
+
+/** A span of a trace file. */
+export type TraceSpan = ReturnType<typeof readSpans>[number];
+
+/** The spans of one line of an OTLP JSON file. */
+export function readSpans(line: string) {
+  const { resourceSpans } = JSON.parse(line) as TracesData;
+  return resourceSpans.flatMap(({ resource, scopeSpans }) => {
+    const of = valuesOf(resource.attributes);
+    // Such as "kv-demo prefill-0".
+    const process = [of["service.name"], of["service.instance.id"]].filter(Boolean).join(" ");
+    return scopeSpans.flatMap(({ spans }) =>
+      spans.map((span) => ({
+        traceId: span.traceId,
+        spanId: span.spanId,
+        parentSpanId: span.parentSpanId,
+        name: span.name,
+        process,
+        // Since 1970.
+        startMs: milliseconds(span.startTimeUnixNano),
+        endMs: milliseconds(span.endTimeUnixNano),
+        attributes: valuesOf(span.attributes),
+        events: (span.events ?? []).map(({ name, timeUnixNano }) => ({
+          name,
+          atMs: milliseconds(timeUnixNano),
+        })),
+        // Undefined after a success.
+        error: span.status?.code === STATUS_ERROR ? span.status.message : undefined,
+      })),
+    );
+  });
 }

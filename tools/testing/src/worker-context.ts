@@ -8,13 +8,13 @@ import { NotificationSender } from "../../../packages/connector/src/peers/messag
 import {
   SharedLocalLists,
   SharedRemoteAgents,
-} from "../../../packages/connector/src/peers/shared-agent-state.js";
+} from "../../../packages/connector/src/peers/remote-engine.js";
 import { TransferMetrics } from "../../../packages/connector/src/peers/transfers.js";
 import { WorkerOutputQueue } from "../../../packages/connector/src/worker/connector-worker.js";
 import { engineIdentity } from "./engine-identity.js";
 import { manualClock } from "./manual-clock.js";
 
-/** A rank with one layer of 4 KV heads, 16 bytes per token and head, in 64 blocks of 16 tokens. */
+/** One layer of 4 KV heads, 16 bytes per token and head, in 64 blocks of 16 tokens. */
 export function testRank(change: Partial<RankGeometry> = {}, heads = 4): RankGeometry {
   const { kernelBlockSize = 16, tpSize = 1 } = change;
   const bytes = Math.max(1, heads / tpSize) * kernelBlockSize * 16;
@@ -41,14 +41,15 @@ export function testRank(change: Partial<RankGeometry> = {}, heads = 4): RankGeo
   };
 }
 
-/**
- * Prepares lists and moves nothing. Remote agents have the first byte of their metadata as name.
- */
+const close = async () => {};
+
+/** Moves nothing. Remote agents have the first byte of their metadata as name. */
 export function listAgent(change: Partial<Agent> = {}): Agent {
   return {
     addRemote: async (metadata: Uint8Array) => `agent ${metadata[0]}`,
-    prepareLocal: async () => ({}) as PreparedList,
-    prepareRemote: async (remote: string) => ({ remote }) as PreparedList,
+    removeRemote: async () => {},
+    prepareLocal: async () => ({ close }) as PreparedList,
+    prepareRemote: async (remote: string) => ({ remote, close }) as PreparedList,
     ...change,
   } as Partial<Agent> as Agent;
 }
@@ -57,7 +58,7 @@ export interface TestContextOptions {
   readonly agent: Agent;
   readonly local: RankGeometry;
   readonly model?: ModelGeometry;
-  /** The remote engine's ranks that are asked; see `testRanks`. */
+  /** See `testRanks`. */
   remote(
     tpRanks: readonly number[],
     address: OpenEngine["address"],
@@ -72,7 +73,6 @@ export interface TestContextOptions {
   readonly enablePermuteLocalKv?: boolean;
 }
 
-/** As a handshake gives them. */
 export const testRanks =
   (geometryOf: (tpRank: number) => RankGeometry) =>
   (tpRanks: readonly number[]): readonly RemoteRank[] =>
@@ -82,7 +82,7 @@ export const testRanks =
       agentMetadata: new Uint8Array([tpRank]),
     }));
 
-/** Of engine `p`'s worker, without a side channel and caches. */
+/** Of engine `p`'s worker, without a side channel. */
 export function testContext(options: TestContextOptions): WorkerContext {
   const {
     agent,

@@ -20,17 +20,16 @@ export interface AccuracyOptions {
 export interface PairScore {
   readonly name: string;
   readonly score: number;
-  readonly different: number;
+  readonly different_answers: number;
 }
 
 export interface AccuracyReport {
-  /** Every pair gives every answer of one engine, and the damaged control scores lower. */
   readonly ok: boolean;
   readonly questions: number;
-  readonly reference: number;
+  readonly reference_score: number;
   readonly pairs: readonly PairScore[];
   /** Pull, with one block of each prompt zeroed when it has arrived. */
-  readonly control: PairScore;
+  readonly damaged_control: PairScore;
 }
 
 type Variant = Partial<Omit<ClusterOptions, "transport">>;
@@ -44,7 +43,6 @@ const PAIRS: Readonly<Record<string, Variant>> = {
   "blocks 16 to 32": { decodeBlockSize: 32 },
   "blocks 32 to 16": { prefillBlockSize: 32 },
 };
-/** The first token is the answer; the second shows that the engine continues from it. */
 const MAX_TOKENS = 2;
 
 export async function measureAccuracy(options: AccuracyOptions): Promise<AccuracyReport> {
@@ -52,115 +50,70 @@ export async function measureAccuracy(options: AccuracyOptions): Promise<Accurac
   const transport = await chooseTransport(options.transport, say);
   const model = await recallModel();
   const questions = questionSet(options.questions);
+  const scoreOf = (answers: readonly (readonly number[])[]) =>
+    questions.filter(({ answer }, i) => answers[i]?.[0] === answer).length / questions.length;
   say(`asking one engine ${questions.length} questions`);
   const expected = await answersOfOneEngine(questions, model);
-  const measure = async (
-    name: string,
-    variant: Variant,
-    zeroBlock?: number,
-  ): Promise<PairScore> => {
-    const answers = await answersOfPair(
-      questions,
-      { ...variant, transport, model },
-      { ...options, zeroBlock },
-    );
-    const different = answers.filter((tokens, i) => !sameTokens(tokens, expected[i] ?? [])).length;
-    const score = scoreOf(questions, answers);
-    say(`${name}: score ${score.toFixed(3)}, ${different} answers differ from those of one engine`);
-    return { name, score, different };
-  };
-  const reference = scoreOf(questions, expected);
+  const reference = scoreOf(expected);
   say(`one engine: score ${reference.toFixed(3)}`);
+  const measure = async (name: string, variant: Variant, zeroBlock?: number) => {
+    const cluster = { ...variant, transport, model };
+    const answers = await answersOfPair(questions, cluster, options, zeroBlock);
+    const different = answers.filter((tokens, i) => !sameTokens(tokens, expected[i] ?? [])).length;
+    const score = scoreOf(answers);
+    say(`${name}: score ${score.toFixed(3)}, ${different} answers differ from those of one engine`);
+    return { name, score, different_answers: different };
+  };
   const pairs: PairScore[] = [];
   for (const [name, variant] of Object.entries(PAIRS)) pairs.push(await measure(name, variant));
   const control = await measure("damaged control", {}, 1);
-  const areEqual = pairs.every(({ different, score }) => different === 0 && score === reference);
+  const areEqual = pairs.every(
+    ({ different_answers, score }) => different_answers === 0 && score === reference,
+  );
   return {
     ok: areEqual && control.score < reference,
     questions: questions.length,
-    reference,
+    reference_score: reference,
     pairs,
-    control,
+    damaged_control: control,
   };
-}
-
-function scoreOf(questions: readonly Question[], answers: readonly (readonly number[])[]): number {
-  return questions.filter(({ answer }, i) => answers[i]?.[0] === answer).length / questions.length;
 }
 
 async function answersOfOneEngine(
   questions: readonly Question[],
   directory: string,
 ): Promise<number[][]> {
-  const model = await loadModel({ directory });
-  try {
-    const prompts = questions.map(({ promptTokens }) => promptTokens);
-    return await referenceTokens(prompts, { model, maxTokens: MAX_TOKENS });
-  } finally {
-    await model.close();
-  }
+  await using model = await loadModel({ directory });
+  const prompts = questions.map(({ promptTokens }) => promptTokens);
+  return await referenceTokens(prompts, { model, maxTokens: MAX_TOKENS });
 }
 
 async function answersOfPair(
   questions: readonly Question[],
   variant: Variant & Pick<ClusterOptions, "transport">,
-  {
-    log,
-    logLevel,
-    zeroBlock,
-  }: Pick<AccuracyOptions, "log" | "logLevel"> & { zeroBlock: number | undefined },
+  { log, logLevel }: AccuracyOptions,
+  zeroBlock: number | undefined,
 ): Promise<(readonly number[])[]> {
   const usual = { connector: "NixlConnector", prefills: 1, decodes: 1, prefillTp: 1, decodeTp: 1 };
-  const cluster = await startCluster(
+  await using cluster = await startCluster(
     { ...usual, prefillBlockSize: 16, decodeBlockSize: 16, cacheTokens: 16_384, ...variant },
     { log, logLevel },
   );
-  try {
-    const { url } = cluster.proxy;
-    return await Promise.all(
-      questions.map(async ({ promptTokens }, i) => {
-        const request = {
-          url,
-          requestId: `question-${i}`,
-          promptTokens,
-          maxTokens: MAX_TOKENS,
-          zeroBlock,
-        };
-        return (await complete(request)).tokens;
-      }),
-    );
-  } finally {
-    await cluster.close();
-  }
-}
-
-export function accuracyJson({ ok, questions, reference, pairs, control }: AccuracyReport): object {
-  const shown = ({ name, score, different }: PairScore) => ({
-    name,
-    score,
-    different_answers: different,
+  const { url } = cluster.proxy;
+  const asked = questions.map(({ promptTokens }, i) => {
+    const requestId = `question-${i}`;
+    return complete({ url, requestId, promptTokens, maxTokens: MAX_TOKENS, zeroBlock });
   });
-  return {
-    ok,
-    questions,
-    reference_score: reference,
-    pairs: pairs.map(shown),
-    damaged_control: shown(control),
-  };
+  return (await Promise.all(asked)).map(({ tokens }) => tokens);
 }
 
-export function accuracyTable({
-  ok,
-  questions,
-  reference,
-  pairs,
-  control,
-}: AccuracyReport): string {
-  const rows = [{ name: "one engine", score: reference, different: 0 }, ...pairs, control];
+export function accuracyTable(report: AccuracyReport): string {
+  const { ok, questions, reference_score: score, pairs, damaged_control } = report;
+  const rows = [{ name: "one engine", score, different_answers: 0 }, ...pairs, damaged_control];
   const width = Math.max(...rows.map(({ name }) => name.length));
   const lines = rows.map(
-    ({ name, score, different }) =>
-      `${name.padEnd(width)}  ${score.toFixed(3)}  ${String(different).padStart(9)}`,
+    ({ name, score, different_answers }) =>
+      `${name.padEnd(width)}  ${score.toFixed(3)}  ${String(different_answers).padStart(9)}`,
   );
   const verdict = ok
     ? `all ${questions} answers of every pair are those of one engine, and the damaged control scores lower`

@@ -1,10 +1,10 @@
 import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { KvError } from "@kv/interface";
+import { seededRandom } from "@kv/transport-memory";
 import { buildOnnx } from "../model/onnx/build-onnx.js";
 import { cachedDirectory, defaultCacheDirectory } from "../model/prepare-model.js";
 import { readDecoderConfig } from "../model/weights/decoder-config.js";
-import { type WeightSource, weightsOf } from "../model/weights/weights.js";
+import { makeWeights } from "../model/weights/weights.js";
 
 /** Raise it when the weights change: the directory of the model is cached under it. */
 const VERSION = 1;
@@ -53,8 +53,8 @@ const CONFIG = {
  */
 export function recallModel(): Promise<string> {
   return cachedDirectory(defaultCacheDirectory(), `recall-${VERSION}`, async (directory) => {
-    const config = readDecoderConfig(CONFIG, { where: "recall" });
-    await buildOnnx({ config, weights: recallWeights(), directory });
+    const config = readDecoderConfig(CONFIG, "recall");
+    await buildOnnx({ config, weights: makeWeights(config, recallMatrix), directory });
     await writeFile(join(directory, "config.json"), JSON.stringify(CONFIG, null, 2));
     const tokenizer = {
       tokenizer_class: "NumberedWordTokenizer",
@@ -65,20 +65,11 @@ export function recallModel(): Promise<string> {
   });
 }
 
-type Matrix = { readonly shape: readonly number[]; readonly data: Float32Array };
+type Place = readonly [number, number];
 
-/** A matrix, row by row, with ones where `entries` says. */
-function ones(
-  rows: number,
-  columns: number,
-  entries: Iterable<readonly [row: number, column: number]>,
-): Matrix {
-  const data = new Float32Array(rows * columns);
-  for (const [row, column] of entries) data[row * columns + column] = 1;
-  return { shape: [rows, columns], data };
-}
-
-const upTo = (count: number): number[] => Array.from({ length: count }, (_, i) => i);
+const upTo = (count: number) => Array.from({ length: count }, (_, i) => i);
+const subjects = upTo(SUBJECTS);
+const values = upTo(VALUES);
 
 /**
  * The row of a subject in queries and keys: each head has a quarter of the subjects. Dimension 0 of
@@ -87,71 +78,34 @@ const upTo = (count: number): number[] => Array.from({ length: count }, (_, i) =
 const rowOf = (subject: number): number =>
   Math.floor(subject / (SUBJECTS / HEADS)) * HEAD_DIM + 1 + (subject % (SUBJECTS / HEADS));
 
-function recallWeights(): WeightSource {
-  const subjects = upTo(SUBJECTS);
-  const values = upTo(VALUES);
-  const width = HEADS * HEAD_DIM;
-  const embedding = ones(VOCAB, HIDDEN, [
+const rowsOfValues = upTo(HEADS).flatMap((head) =>
+  values.map((value) => ({ row: head * HEAD_DIM + value, value })),
+);
+
+/** By the last part of the weights' names. */
+const ONES: Readonly<Record<string, readonly Place[]>> = {
+  embed_tokens: [
     ...subjects.flatMap((subject) =>
-      values.flatMap((value): [number, number][] => [
+      values.flatMap((value): Place[] => [
         [factToken(subject, value), FACT + subject],
         [factToken(subject, value), VALUE + value],
       ]),
     ),
-    ...subjects.map((subject): [number, number] => [questionToken(subject), QUESTION + subject]),
-    ...upTo(FILLERS.count).map((i): [number, number] => [FILLERS.first + i, FILLER + (i % 16)]),
-  ]);
-  const layer: Readonly<Record<string, Matrix>> = {
-    "self_attn.q_proj": ones(
-      width,
-      HIDDEN,
-      subjects.map((subject) => [rowOf(subject), QUESTION + subject]),
-    ),
-    "self_attn.k_proj": ones(
-      width,
-      HIDDEN,
-      subjects.map((subject) => [rowOf(subject), FACT + subject]),
-    ),
-    "self_attn.v_proj": ones(
-      width,
-      HIDDEN,
-      upTo(HEADS).flatMap((head) =>
-        values.map((value): [number, number] => [head * HEAD_DIM + value, VALUE + value]),
-      ),
-    ),
-    "self_attn.o_proj": ones(
-      HIDDEN,
-      width,
-      upTo(HEADS).flatMap((head) =>
-        values.map((value): [number, number] => [ANSWER + value, head * HEAD_DIM + value]),
-      ),
-    ),
-    "mlp.gate_proj": ones(CONFIG.intermediate_size, HIDDEN, []),
-    "mlp.up_proj": ones(CONFIG.intermediate_size, HIDDEN, []),
-    "mlp.down_proj": ones(HIDDEN, CONFIG.intermediate_size, []),
-  };
-  const norm: Matrix = { shape: [HIDDEN], data: new Float32Array(HIDDEN).fill(1) };
-  const head = ones(
-    VOCAB,
-    HIDDEN,
-    values.map((value) => [answerToken(value), ANSWER + value]),
-  );
-  const weights = new Map<string, Matrix>([
-    ["model.embed_tokens.weight", embedding],
-    ["model.norm.weight", norm],
-    ["lm_head.weight", head],
-  ]);
-  for (const index of upTo(LAYERS)) {
-    const prefix = `model.layers.${index}`;
-    for (const [name, matrix] of Object.entries(layer))
-      weights.set(`${prefix}.${name}.weight`, matrix);
-    for (const name of ["input_layernorm", "post_attention_layernorm"])
-      weights.set(`${prefix}.${name}.weight`, norm);
-  }
-  return weightsOf(
-    weights,
-    (name) => new KvError("KV_MODEL_UNSUPPORTED", `there is no weight ${name}`),
-  );
+    ...subjects.map((subject): Place => [questionToken(subject), QUESTION + subject]),
+    ...upTo(FILLERS.count).map((i): Place => [FILLERS.first + i, FILLER + (i % 16)]),
+  ],
+  q_proj: subjects.map((subject) => [rowOf(subject), QUESTION + subject]),
+  k_proj: subjects.map((subject) => [rowOf(subject), FACT + subject]),
+  v_proj: rowsOfValues.map(({ row, value }) => [row, VALUE + value]),
+  o_proj: rowsOfValues.map(({ row, value }) => [ANSWER + value, row]),
+  lm_head: values.map((value) => [answerToken(value), ANSWER + value]),
+};
+
+function recallMatrix(name: string, [rows, columns]: Place): Float32Array {
+  const data = new Float32Array(rows * columns);
+  const [last = ""] = name.split(".").slice(-1);
+  for (const [row, column] of ONES[last] ?? []) data[row * columns + column] = 1;
+  return data;
 }
 
 export interface Question {
@@ -164,7 +118,7 @@ const FACTS = 24;
 const WRONG_EVERY = 8;
 
 export function questionSet(count: number): Question[] {
-  const random = linearCongruential(20_26);
+  const { integer: random } = seededRandom("questions 2");
   return Array.from({ length: count }, (_, index): Question => {
     const length = 49 + random(128);
     const promptTokens = Array.from({ length }, () => FILLERS.first + random(FILLERS.count));
@@ -182,15 +136,6 @@ export function questionSet(count: number): Question[] {
     const isWrong = index % WRONG_EVERY === WRONG_EVERY - 1;
     return { promptTokens, answer: answerToken(isWrong ? (value + 1) % VALUES : value) };
   });
-}
-
-/** Whole numbers below a limit (Numerical Recipes' generator; the high bits). */
-function linearCongruential(seed: number): (limit: number) => number {
-  let state = seed;
-  return (limit) => {
-    state = (Math.imul(state, 1_664_525) + 1_013_904_223) >>> 0;
-    return Math.floor((state / 2 ** 32) * limit);
-  };
 }
 
 function distinct(count: number, limit: number, random: (limit: number) => number): number[] {

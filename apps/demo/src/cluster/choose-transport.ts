@@ -4,10 +4,9 @@ import { findLibrary, type NixlTransport, nixlTransport } from "@kv/nixl";
 export type TransportName = "nixl" | "memory";
 
 /**
- * Chooses NIXL when it is installed, otherwise the embedded memory transport, with a line that
- * names the command to install NIXL.
+ * NIXL when it is installed, otherwise the embedded memory transport.
  * @throws The errors of NIXL when `requested` is "nixl"; `KV_BACKEND_UNAVAILABLE` for a variable
- * that names no backend, in any case.
+ * that names no backend.
  */
 export async function chooseTransport(
   requested: TransportName | undefined,
@@ -30,10 +29,6 @@ export async function chooseTransport(
   }
 }
 
-/**
- * Checks that the addon loads and the library exists; the instances open it.
- * @throws The errors of `@kv/nixl`.
- */
 async function probeNixl(transport: NixlTransport): Promise<void> {
   try {
     transport.allocate(4096).close();

@@ -32,10 +32,7 @@ export interface ClusterOptions {
   readonly pushLegs?: "at-once" | "prefill-first" | undefined;
   readonly pushLayerwise?: boolean | undefined;
   readonly extraConfig?: Readonly<Record<string, unknown>> | undefined;
-  /**
-   * The proxy has P read ended turns back from D. Both need `bidirectional_kv_xfer` in
-   * `extraConfig`. Default: false.
-   */
+  /** P reads ended turns back from D, with `bidirectional_kv_xfer` in `extraConfig`. */
   readonly readback?: boolean | undefined;
   readonly adminPort?: number | undefined;
   readonly instance?: Partial<InstanceConfigInput> | undefined;
@@ -95,7 +92,6 @@ function planInstance(
 const platformOf = (role: "prefill" | "decode", options: ClusterOptions): PlatformName =>
   (role === "prefill" ? options.prefillPlatform : options.decodePlatform) ?? "cpu";
 
-/** vLLM's `kv_transfer_config`; an option that was not given has no key. */
 function planTransferConfig(
   role: "prefill" | "decode",
   options: ClusterOptions,
@@ -122,10 +118,7 @@ interface ProxiedInstance {
   readonly sideChannel?: SideChannelAddress | null | undefined;
 }
 
-/**
- * With the address of its side channel, the proxy verifies that an instance fits before the first
- * request.
- */
+/** By its side channel, the proxy verifies that an instance fits before the first request. */
 function instanceSpec({ url, sideChannel }: ProxiedInstance) {
   return sideChannel == null
     ? url

@@ -8,7 +8,7 @@ import type { SideChannelAddress } from "../instance/engine-rank.js";
 import { startInstance } from "../instance/instance.js";
 import { readInstanceConfig } from "../instance/instance-config.js";
 import { openTransport } from "../instance/modules.js";
-import { type Child, SupervisedServer, startChild } from "../processes/child-process.js";
+import { SupervisedServer } from "../processes/child-process.js";
 import type { LogLevel } from "../processes/json-log.js";
 import {
   type ClusterOptions,
@@ -22,7 +22,7 @@ export interface ClusterMember {
   readonly url: string;
   readonly backend: string | null;
   readonly sideChannel?: SideChannelAddress | null | undefined;
-  /** Undefined with the memory transport, where all servers run in this process. */
+  /** Undefined where all servers run in this process. */
   readonly process?: Pick<SupervisedServer, "pid" | "replaced"> | undefined;
 }
 
@@ -38,22 +38,20 @@ export interface Cluster extends AsyncDisposable {
   readonly proxy: ClusterMember;
   readonly prefills: readonly ClusterMember[];
   readonly decodes: readonly ClusterMember[];
-  /** Ends all servers; no process, listener or timer is left. */
   close(): Promise<void>;
 }
 
 /**
- * Starts a cluster.
+ * Each server runs in a process of its own, or all in this one over a transport that reaches no
+ * other.
  * @throws The first error of a server; what was started is closed then.
  */
 export async function startCluster(options: ClusterOptions, start: StartOptions): Promise<Cluster> {
   const closers = new CloseStack(start.log);
   const close = () => closers.close();
   try {
-    const members =
-      options.transport === "memory" || !(await crossesProcesses(options, start))
-        ? await startInThisProcess(options, start, closers)
-        : await startProcesses(options, start, closers);
+    const startAll = (await crossesProcesses(options, start)) ? startProcesses : startInThisProcess;
+    const members = await startAll(options, start, closers);
     return { ...members, close, [Symbol.asyncDispose]: close };
   } catch (error) {
     await close();
@@ -62,25 +60,20 @@ export async function startCluster(options: ClusterOptions, start: StartOptions)
 }
 
 async function crossesProcesses(
-  { transportModule }: ClusterOptions,
+  { transport: name, transportModule }: ClusterOptions,
   { log }: StartOptions,
 ): Promise<boolean> {
-  if (transportModule === undefined) return true;
+  if (transportModule === undefined) return name !== "memory";
   const transport = await openTransport(transportModule, { log });
   await transport.close();
   return transport.capabilities.crossProcess;
 }
 
-/**
- * A transport that reaches no other process: all instances run in this one, with the same HTTP and
- * handshakes.
- */
 async function startInThisProcess(
   options: ClusterOptions,
-  start: StartOptions,
+  { log, trace, proxyPort = 0 }: StartOptions,
   closers: CloseStack,
 ) {
-  const { log, trace } = start;
   const { transportModule } = options;
   const network = memoryNetwork();
   const tracerOf = async (service: string, instance: string) => {
@@ -89,13 +82,14 @@ async function startInThisProcess(
     return traces.tracer;
   };
   const startOne = async ({ name, config }: PlannedInstance): Promise<ClusterMember> => {
+    const hostOptions = { network, host: name };
     const instance = await startInstance(readInstanceConfig(config), {
       log,
       tracer: await tracerOf("kv-demo", name),
       ...(transportModule === undefined
         ? {
-            transport: memoryTransport({ network, host: name, memoryTypes: ["DRAM", "VRAM"] }),
-            sideChannel: memorySideChannel({ network, host: name }),
+            transport: memoryTransport({ ...hostOptions, memoryTypes: ["DRAM", "VRAM"] }),
+            sideChannel: memorySideChannel(hostOptions),
           }
         : {
             transport: await openTransport(transportModule, { log }),
@@ -109,30 +103,30 @@ async function startInThisProcess(
   const planned = planInstances(options);
   const prefills = await Promise.all(planned.prefills.map(startOne));
   const decodes = await Promise.all(planned.decodes.map(startOne));
-  const settings = planProxy(prefills, decodes, options);
+  const settings = { ...planProxy(prefills, decodes, options), log };
   const server = createProxy({
-    ...(transportModule === undefined ? withoutPairing(settings, log) : { ...settings, log }),
+    ...(transportModule === undefined ? withoutPairing(settings) : settings),
     tracer: await tracerOf("kv-proxy", "proxy"),
   });
   closers.add("proxy", () => server.close());
-  const { url } = await server.listen({ port: start.proxyPort ?? 0 });
+  const { url } = await server.listen({ port: proxyPort });
   return { proxy: { name: "proxy", url, backend: null }, prefills, decodes };
 }
 
 /**
- * Settings of a proxy of instances on the memory network. Their side channels are in this process,
- * and a proxy reads side channels over TCP: it checks no pairs, and only push needs the addresses
- * of P. That these instances fit is known, so the warning of it is not for the reader.
+ * The side channels of a memory network are in this process, and a proxy reads side channels over
+ * TCP: it checks no pairs, and only push needs the addresses of P. The warning of that is not for
+ * the reader.
  */
-function withoutPairing(settings: ProxySettingsInput, log: Log) {
-  const { prefillers = [], decoders = [], mode } = settings;
+function withoutPairing<T extends ProxySettingsInput & { readonly log: Log }>(settings: T): T {
+  const { prefillers = [], decoders = [], mode, log } = settings;
   const urls = (specs: typeof decoders) =>
     specs.map((spec) => (typeof spec === "string" ? spec : spec.url));
   return {
     ...settings,
     prefillers: mode === "push" ? prefillers : urls(prefillers),
     decoders: urls(decoders),
-    pairing: { mode: "off" } as const,
+    pairing: { mode: "off" },
     log: {
       ...log,
       warn: (...[event, fields]: Parameters<Log["warn"]>) =>
@@ -141,27 +135,30 @@ function withoutPairing(settings: ProxySettingsInput, log: Log) {
   };
 }
 
-async function startProcesses(options: ClusterOptions, start: StartOptions, closers: CloseStack) {
-  const { log, logLevel, restart = false, trace, proxyPort } = start;
+async function startProcesses(
+  options: ClusterOptions,
+  { log, logLevel, restart = false, trace, proxyPort = 0 }: StartOptions,
+  closers: CloseStack,
+) {
   const startOne = async (
     role: "instance" | "proxy",
     { name, config }: { name: string; config: object },
     firstPort = 0,
   ): Promise<ClusterMember> => {
-    const argumentsFor = (before?: Pick<Child, "port" | "sideChannel">) => {
-      const port = before?.port ?? firstPort;
-      const sideChannelPort = before?.sideChannel?.port;
-      const settings = JSON.stringify({ sideChannelPort, ...config, port });
-      const traced = trace === undefined ? [] : ["--trace", trace];
-      return [role, "--log-level", logLevel, "--config", settings, ...traced];
-    };
     const server = await SupervisedServer.start({
-      start: (before) => startChild({ name, args: argumentsFor(before) }),
+      name,
+      argumentsFor(before) {
+        const port = before?.port ?? firstPort;
+        const sideChannelPort = before?.sideChannel?.port;
+        const settings = JSON.stringify({ sideChannelPort, ...config, port });
+        const traced = trace === undefined ? [] : ["--trace", trace];
+        return [role, "--log-level", logLevel, "--config", settings, ...traced];
+      },
       restart: () => restart && !closers.isClosing,
       log,
     });
     closers.add(name, () => server.stop());
-    const { url, backend, sideChannel } = server;
+    const { url, backend, sideChannel } = server.ready;
     return { name, url, backend, sideChannel, process: server };
   };
   const startAll = (planned: readonly PlannedInstance[]) =>
@@ -169,7 +166,7 @@ async function startProcesses(options: ClusterOptions, start: StartOptions, clos
   const planned = planInstances(options);
   // All processes have started or failed before one is stopped, so that none is left behind.
   const settled = await Promise.all([startAll(planned.prefills), startAll(planned.decodes)]);
-  const [prefills, decodes] = [fulfilled(settled[0]), fulfilled(settled[1])];
+  const [prefills = [], decodes = []] = settled.map(fulfilled);
   const config = planProxy(prefills, decodes, options);
   const proxy = await startOne("proxy", { name: "proxy", config }, proxyPort);
   return { proxy, prefills, decodes };

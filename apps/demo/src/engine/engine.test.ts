@@ -1,8 +1,8 @@
 import { memoryMetrics } from "@kv/connector";
 import { KvError } from "@kv/interface";
+import { memoryTransport } from "@kv/transport-memory";
 import { afterEach, describe, expect, it, vi } from "vitest";
 import { arithmeticModel } from "../../test/support/arithmetic-model.js";
-import { heapTransport } from "../../test/support/heap-memory.js";
 import {
   type ScriptedConnector,
   scriptedConnector,
@@ -10,7 +10,7 @@ import {
 import { BlockPool } from "./cache/block-pool.js";
 import { KvPool } from "./cache/kv-pool.js";
 import { Engine, type EngineOptions } from "./engine.js";
-import type { EngineRequest, EngineResult, EngineToken } from "./request.js";
+import type { EngineRequest, EngineResult } from "./request.js";
 
 const blockSize = 4;
 
@@ -23,60 +23,35 @@ afterEach(async () => {
   }
 });
 
-const submitTo =
-  (engine: Engine) =>
-  (
+interface SetUpOptions extends Partial<Omit<EngineOptions, "model" | "pool" | "blocks">> {
+  readonly connector?: ScriptedConnector;
+  readonly numBlocks?: number;
+  readonly tp?: number;
+  readonly eos?: number[];
+}
+
+function setUp(given: SetUpOptions = {}) {
+  const { connector, numBlocks = 64, eos = [], ...options } = given;
+  const { tp = connector?.workers.length ?? 1, ...ofEngine } = options;
+  const model = arithmeticModel({ eosTokenIds: eos });
+  const geometry = model.config;
+  const pool = new KvPool({ transport: memoryTransport(), geometry, numBlocks, blockSize, tp });
+  const blocks = new BlockPool({ numBlocks });
+  const engine = new Engine({ model, pool, blocks, connector, ...ofEngine });
+  open.push({ engine, blocks });
+  const submit = (
     requestId: string,
     promptTokens: readonly number[],
     maxTokens: number,
     more: Partial<EngineRequest> = {},
-  ) =>
-    engine.submit({ requestId, promptTokens, maxTokens, ...more });
-
-function setUp(
-  given: { connector?: ScriptedConnector; numBlocks?: number; tp?: number; eos?: number[] } & Pick<
-    EngineOptions,
-    "hooks" | "clock" | "metrics" | "maxConcurrentBatches" | "maxNumBatchedTokens" | "reportLayers"
-  > = {},
-) {
-  const {
-    connector,
-    numBlocks = 64,
-    tp = connector?.workers.length ?? 1,
-    eos = [],
-    hooks,
-    clock,
-  } = given;
-  const { maxConcurrentBatches, maxNumBatchedTokens, reportLayers } = given;
-  const model = arithmeticModel({ eosTokenIds: eos });
-  const pool = new KvPool({
-    transport: heapTransport(),
-    geometry: model.config,
-    numBlocks,
-    blockSize,
-    tp,
-  });
-  const blocks = new BlockPool({ numBlocks });
-  const engine = new Engine({
-    model,
-    pool,
-    blocks,
-    connector,
-    hooks,
-    maxConcurrentBatches,
-    maxNumBatchedTokens,
-    reportLayers,
-    ...(clock === undefined ? {} : { clock }),
-    ...(given.metrics === undefined ? {} : { metrics: given.metrics }),
-  });
-  open.push({ engine, blocks });
-  return { model, pool, blocks, engine, submit: submitTo(engine) };
+  ) => engine.submit({ requestId, promptTokens, maxTokens, ...more });
+  return { model, pool, blocks, engine, submit };
 }
 type Setup = ReturnType<typeof setUp>;
 
 const prompt = (length: number, seed = 1) =>
   Array.from({ length }, (_, i) => (i * i * 7 + seed * 31) % 990);
-const ids = (result: EngineResult) => result.tokens.map(({ token }) => token);
+const ids = (result: EngineResult) => result.tokens;
 const failure = (promise: Promise<unknown>) =>
   promise.then(
     () => "no error",
@@ -89,9 +64,9 @@ const failure = (promise: Promise<unknown>) =>
 async function deliver(
   { model, pool }: Setup,
   connector: ScriptedConnector,
-  request: EngineRequest,
+  requestId: string,
+  promptTokens: readonly number[],
 ): Promise<void> {
-  const { requestId, promptTokens } = request;
   const there = connector.allocated.get(requestId);
   const { newKv } = await model.forward({
     sequenceId: "peer",
@@ -119,12 +94,9 @@ describe("a prefill whose last tokens are the decode engine's", () => {
       asked.push(numPromptTokens);
       return numPromptTokens - 1;
     };
-    const { engine } = setUp({
-      connector: withScheduler(connector, { tokensToPrefill }),
-    });
+    const { submit } = setUp({ connector: withScheduler(connector, { tokensToPrefill }) });
     const kvTransferParams = { do_remote_decode: true };
-    const request = { requestId: "r", promptTokens: prompt(9), maxTokens: 5, kvTransferParams };
-    expect((await engine.submit(request).done).tokens).toHaveLength(1);
+    expect(ids(await submit("r", prompt(9), 5, { kvTransferParams }).done)).toHaveLength(1);
     expect(asked).toEqual([9]);
     // Two blocks of four tokens hold the eight that were computed.
     expect(connector.allocated.get("r")?.blockIds).toHaveLength(2);
@@ -139,13 +111,11 @@ describe("metrics of the sources of a prompt's KV, under vLLM's names", () => {
       connector: withScheduler(connector, { cacheHitSource: () => "p2p" }),
       metrics,
     });
-    const { engine, submit } = set;
-    await submit("a", prompt(10), 1).done;
+    await set.submit("a", prompt(10), 1).done;
     const kvTransferParams = { remote_tokens: 14 };
-    const request = { requestId: "b", promptTokens: prompt(14), maxTokens: 1, kvTransferParams };
-    const { done } = engine.submit(request);
+    const { done } = set.submit("b", prompt(14), 1, { kvTransferParams });
     await expect.poll(() => connector.allocated.has("b")).toBe(true);
-    await deliver(set, connector, request);
+    await deliver(set, connector, "b", prompt(14));
     connector.received("b");
     await done;
     const counted = (name: string, source: string) =>
@@ -169,23 +139,16 @@ describe("P's first token", () => {
   it.each([1, 6])(
     "vllm#51919: with %i tokens of output the model runs once less, and the tokens are those of one engine",
     async (maxTokens) => {
-      const alone = setUp();
-      const promptTokens = prompt(10);
-      const expected = ids(
-        await alone.engine.submit({ requestId: "a", promptTokens, maxTokens }).done,
-      );
+      const expected = arithmeticModel().generate(prompt(10), maxTokens);
       const connector = scriptedConnector();
       const firstToken = () => expected[0];
-      const set = setUp({
-        connector: withScheduler(connector, { firstToken }),
-      });
+      const set = setUp({ connector: withScheduler(connector, { firstToken }) });
       const told: number[] = [];
       const kvTransferParams = { remote_tokens: 10 };
-      const onToken = ({ token }: EngineToken) => void told.push(token);
-      const request = { requestId: "b", promptTokens, maxTokens, kvTransferParams, onToken };
-      const { done } = set.engine.submit(request);
+      const onToken = (token: number) => void told.push(token);
+      const { done } = set.submit("b", prompt(10), maxTokens, { kvTransferParams, onToken });
       await expect.poll(() => connector.allocated.has("b")).toBe(true);
-      await deliver(set, connector, request);
+      await deliver(set, connector, "b", prompt(10));
       const passes = vi.spyOn(set.model, "forward");
       connector.received("b");
       expect(ids(await done)).toEqual(expected);
@@ -260,31 +223,26 @@ describe("an engine on its own", () => {
   it("stops at an end-of-sequence token unless ignoreEos is set, and always at stop tokens", async () => {
     const tokens = arithmeticModel().generate(prompt(5), 6);
     const eos = tokens[2] ?? 0;
-    const { engine } = setUp({ eos: [eos] });
-    const base = { promptTokens: prompt(5), maxTokens: 6 };
-    const stopped = await engine.submit({ ...base, requestId: "a" }).done;
-    expect([ids(stopped), stopped.finishReason]).toEqual([tokens.slice(0, 3), "stop"]);
-    const ignored = await engine.submit({ ...base, requestId: "b", ignoreEos: true }).done;
-    expect([ids(ignored), ignored.finishReason]).toEqual([tokens, "length"]);
-    const stoppedByToken = await engine.submit({
-      ...base,
-      requestId: "c",
-      ignoreEos: true,
-      stopTokenIds: [tokens[4] ?? 0],
-    }).done;
-    expect(ids(stoppedByToken)).toEqual(tokens.slice(0, 5));
+    const { submit } = setUp({ eos: [eos] });
+    const ended = async (requestId: string, more?: Partial<EngineRequest>) => {
+      const result = await submit(requestId, prompt(5), 6, more).done;
+      return [ids(result), result.finishReason];
+    };
+    const ignoreEos = true;
+    const stopTokenIds = [tokens[4] ?? 0];
+    expect(await ended("a")).toEqual([tokens.slice(0, 3), "stop"]);
+    expect(await ended("b", { ignoreEos })).toEqual([tokens, "length"]);
+    expect(await ended("c", { ignoreEos, stopTokenIds })).toEqual([tokens.slice(0, 5), "stop"]);
   });
 
   it("queues requests in order until there is room, and runs all of them", async () => {
-    const { engine, model } = setUp({ numBlocks: 7 });
+    const { submit, model } = setUp({ numBlocks: 7 });
     const order: string[] = [];
     const results = await Promise.all(
-      Array.from({ length: 6 }, (_, i) => {
-        const request = { requestId: `r${i}`, promptTokens: prompt(10, i), maxTokens: 4 };
-        return engine.submit(request).done.then((result) => {
-          order.push(request.requestId);
-          return ids(result);
-        });
+      Array.from({ length: 6 }, async (_, i) => {
+        const result = await submit(`r${i}`, prompt(10, i), 4).done;
+        order.push(`r${i}`);
+        return ids(result);
       }),
     );
     expect(results).toEqual(Array.from({ length: 6 }, (_, i) => model.generate(prompt(10, i), 4)));
@@ -307,16 +265,6 @@ describe("an engine on its own", () => {
     // It shares a prefix with the first request and fits when the second has ended.
     const last = submit("c", [...prompt(9), ...prompt(9, 3)], 6);
     await Promise.all([long.done, last.done]);
-  });
-
-  it("computes prompts in order of arrival", async () => {
-    const { submit } = setUp();
-    const order: string[] = [];
-    const all = ["a", "b", "c"].map((requestId, i) =>
-      submit(requestId, prompt(9, i), 1).done.then(() => order.push(requestId)),
-    );
-    await Promise.all(all);
-    expect(order).toEqual(["a", "b", "c"]);
   });
 
   it("refuses requests that can never run, each with its code", async () => {
@@ -367,7 +315,7 @@ describe("an engine on its own", () => {
   it.each([1, 2, 3])(
     "computes at most %i batches at the same time",
     async (maxConcurrentBatches) => {
-      const { engine, model } = setUp({ maxConcurrentBatches });
+      const { submit, model } = setUp({ maxConcurrentBatches });
       const waiting = new Map<string, () => void>();
       model.before = ({ sequenceId, position }) =>
         position > 0
@@ -375,10 +323,7 @@ describe("an engine on its own", () => {
           : new Promise<void>((resolve) => void waiting.set(sequenceId, resolve));
       const names = ["a", "b", "c", "d"];
       // Each of these prompts is a batch of its own.
-      const results = names.map((requestId, i) => {
-        const request = { requestId, promptTokens: prompt(9, i), maxTokens: 3 };
-        return engine.submit(request).done.then(ids);
-      });
+      const results = names.map((name, i) => submit(name, prompt(9, i), 3).done.then(ids));
       for (const [begun, name] of names.entries()) {
         await expect.poll(() => waiting.has(name)).toBe(true);
         await settled();
@@ -439,57 +384,55 @@ describe("an engine on its own", () => {
   });
 
   it("finds the chunks of a prompt in the prefix cache before the prompt is complete", async () => {
-    const { engine, model } = setUp({ maxNumBatchedTokens: 8 });
-    const request = (requestId: string) => ({ requestId, promptTokens: prompt(26), maxTokens: 2 });
+    const { submit, model } = setUp({ maxNumBatchedTokens: 8 });
     model.before = async ({ position }) => {
       if (position === 16) throw new Error("the third chunk fails");
     };
-    expect(await failure(engine.submit(request("a")).done)).toBe("KV_ENGINE_FAILED");
+    expect(await failure(submit("a", prompt(26), 2).done)).toBe("KV_ENGINE_FAILED");
     model.before = async () => {};
-    const result = await engine.submit(request("b")).done;
+    const result = await submit("b", prompt(26), 2).done;
     expect(result.cachedTokens).toBe(16);
     expect(ids(result)).toEqual(model.generate(prompt(26), 2));
   });
 
   it("samples the same tokens from the same seed", async () => {
-    const { engine, submit } = setUp();
-    const run = (requestId: string, seed: number) =>
-      engine
-        .submit({
-          requestId,
-          promptTokens: prompt(5),
-          maxTokens: 8,
-          sampling: { temperature: 2, seed },
-        })
-        .done.then(ids);
+    const { submit, model } = setUp();
+    const run = (requestId: string, seed: number, temperature = 2) =>
+      submit(requestId, prompt(5), 8, { sampling: { temperature, seed } }).done.then(ids);
     const [a, b, c] = [await run("a", 1), await run("b", 1), await run("c", 2)];
     expect(a).toEqual(b);
     expect(a).not.toEqual(c);
-    const cold = { temperature: 0.01, seed: 1 };
-    const result = await submit("cold", prompt(5), 8, { sampling: cold }).done;
-    expect(ids(result)).toEqual(arithmeticModel().generate(prompt(5), 8));
+    expect(await run("cold", 1, 0.01)).toEqual(model.generate(prompt(5), 8));
   });
 });
 
 describe("a decode engine", () => {
-  const request = {
-    requestId: "d",
-    promptTokens: prompt(10),
-    maxTokens: 5,
-    kvTransferParams: { remote_tokens: 10 },
-  };
+  /** An engine that waits for the KV of the first tokens of a request. */
+  async function receiving(
+    given: Parameters<typeof scriptedConnector>[0] & Pick<SetUpOptions, "hooks"> = {},
+    {
+      promptTokens = prompt(10),
+      remote = promptTokens.length,
+      before = [],
+    }: { promptTokens?: number[]; remote?: number; before?: number[] } = {},
+  ) {
+    const connector = scriptedConnector(given);
+    const setup = setUp({ connector, hooks: given.hooks });
+    if (before.length > 0) await setup.submit("before", before, 1).done;
+    const kvTransferParams = { remote_tokens: remote };
+    const handle = setup.submit("d", promptTokens, 5, { kvTransferParams });
+    await settled();
+    const arrive = () => deliver(setup, connector, "d", promptTokens.slice(0, remote));
+    return { ...setup, connector, handle, arrive };
+  }
 
   it("uses the received KV and computes only the last prompt token", async () => {
-    const connector = scriptedConnector({ ranks: 2 });
-    const setup = setUp({ connector });
-    const { engine, model } = setup;
-    const handle = engine.submit(request);
-    await settled();
+    const { connector, handle, engine, model, arrive } = await receiving({ ranks: 2 });
     expect(engine.outstanding()).toMatchObject({ remote: 1, running: 0 });
     // The connector gets the three blocks of the prompt, not the one for the output.
     expect(connector.allocated.get("d")).toMatchObject({ externalTokens: 10 });
     expect(connector.allocated.get("d")?.blockIds).toHaveLength(3);
-    await deliver(setup, connector, request);
+    await arrive();
     connector.report(0, { finishedReceiving: ["d"] });
     await settled();
     expect(engine.outstanding()).toMatchObject({ remote: 1, partlyReported: 1 });
@@ -497,30 +440,22 @@ describe("a decode engine", () => {
     const result = await handle.done;
     expect(ids(result)).toEqual(model.generate(prompt(10), 5));
     expect(result.remoteTokens).toBe(10);
-    const own = model.calls.filter((call) => call.sequenceId === "d");
-    expect(own[0]).toEqual({
-      sequenceId: "d",
-      tokens: prompt(10).slice(9),
-      position: 9,
-      pastTokens: 9,
-    });
+    const own = model.calls.find((call) => call.sequenceId === "d");
+    expect(own).toMatchObject({ tokens: prompt(10).slice(9), position: 9, pastTokens: 9 });
   });
 
   it("generates other tokens from other KV", async () => {
-    const connector = scriptedConnector();
-    const setup = setUp({
-      connector,
+    let damage = async (_: readonly number[]) => {};
+    const { pool, connector, handle, arrive, model, submit } = await receiving({
       hooks: {
         async afterReceive({ blockIds }) {
-          await setup.pool.zeroBlock(blockIds[1] ?? 0);
+          await damage(blockIds);
           return { damaged: true };
         },
       },
     });
-    const { engine, model, submit } = setup;
-    const handle = engine.submit(request);
-    await settled();
-    await deliver(setup, connector, request);
+    damage = (blockIds) => pool.zeroBlock(blockIds[1] ?? 0);
+    await arrive();
     connector.received("d");
     expect(ids(await handle.done)).not.toEqual(model.generate(prompt(10), 5));
     // No other request gets the damaged blocks.
@@ -530,12 +465,8 @@ describe("a decode engine", () => {
 
   it("keeps KV that no P compared with its prompt, and what it computes after it, out of the prefix cache", async () => {
     for (const unverified of [false, true]) {
-      const connector = scriptedConnector();
-      const setup = setUp({ connector });
-      const { engine, submit } = setup;
-      const handle = engine.submit(request);
-      await settled();
-      await deliver(setup, connector, request);
+      const { connector, handle, submit, arrive } = await receiving();
+      await arrive();
       // One rank says so.
       connector.report(0, {
         finishedReceiving: ["d"],
@@ -543,63 +474,47 @@ describe("a decode engine", () => {
       });
       connector.report(1, { finishedReceiving: ["d"] });
       const { tokens } = await handle.done;
-      const longer = [...request.promptTokens, ...tokens.map(({ token }) => token)];
+      const longer = [...prompt(10), ...tokens];
       const next = await submit("e", longer, 1).done;
       expect(next.cachedTokens > 0).toBe(!unverified);
     }
   });
 
   it("receives only the part of a prompt that is not in the prefix cache", async () => {
-    const connector = scriptedConnector();
-    const setup = setUp({ connector });
-    const { engine, model, submit } = setup;
-    await submit("a", prompt(9), 1).done;
-    const request = {
-      requestId: "d",
-      promptTokens: [...prompt(9), 7, 8],
-      maxTokens: 4,
-      kvTransferParams: { remote_tokens: 11 },
-    };
-    const handle = engine.submit(request);
-    await settled();
+    const promptTokens = [...prompt(9), 7, 8];
+    const { connector, handle, model, arrive } = await receiving(
+      {},
+      { promptTokens, before: prompt(9) },
+    );
     expect(connector.calls).toContain("matchedTokens d 8");
     expect(connector.allocated.get("d")).toMatchObject({ externalTokens: 3 });
     expect(connector.allocated.get("d")?.blockIds).toHaveLength(3);
-    await deliver(setup, connector, request);
+    await arrive();
     connector.received("d");
     const result = await handle.done;
     expect([result.cachedTokens, result.remoteTokens]).toEqual([8, 3]);
-    expect(ids(result)).toEqual(model.generate(request.promptTokens, 4));
+    expect(ids(result)).toEqual(model.generate(promptTokens, 5));
   });
 
   it("computes the part of a prompt that the peer does not have", async () => {
-    const connector = scriptedConnector();
-    const setup = setUp({ connector });
-    const { engine, model } = setup;
-    const request = {
-      requestId: "d",
-      promptTokens: prompt(11),
-      maxTokens: 4,
-      kvTransferParams: { remote_tokens: 8 },
-    };
-    const handle = engine.submit(request);
-    await settled();
+    const { connector, handle, model, arrive } = await receiving(
+      {},
+      { promptTokens: prompt(11), remote: 8 },
+    );
     expect(connector.allocated.get("d")?.blockIds).toHaveLength(2);
-    await deliver(setup, connector, { ...request, promptTokens: prompt(11).slice(0, 8) });
+    await arrive();
     connector.received("d");
-    expect(ids(await handle.done)).toEqual(model.generate(prompt(11), 4));
+    expect(ids(await handle.done)).toEqual(model.generate(prompt(11), 5));
   });
 
   it.each(["fail", "recompute"] as const)(
     "follows the policy when the KV did not arrive: %s",
     async (policy) => {
-      const connector = scriptedConnector({ ranks: 2, loadFailurePolicy: policy });
-      const { engine, model } = setUp({ connector });
-      const handle = engine.submit(request);
+      const options = { ranks: 2, loadFailurePolicy: policy };
+      const { connector, handle, engine, model } = await receiving(options);
       const outcome = handle.done.then(ids, (error: unknown) =>
         KvError.is(error) ? [error.code, error.message] : error,
       );
-      await settled();
       const failed = {
         requestId: "d",
         code: "KV_HANDSHAKE_INCOMPATIBLE" as const,
@@ -618,12 +533,9 @@ describe("a decode engine", () => {
   );
 
   it("fails a request whose hook fails, and continues", async () => {
-    const connector = scriptedConnector();
     const hooks = { afterReceive: () => Promise.reject(new Error("scripted")) };
-    const { engine, model, submit } = setUp({ connector, hooks });
-    const handle = engine.submit(request);
+    const { connector, handle, model, submit } = await receiving({ hooks });
     const outcome = failure(handle.done);
-    await settled();
     connector.received("d");
     expect(await outcome).toBe("KV_ENGINE_FAILED");
     const next = await submit("e", prompt(4), 2).done;
@@ -631,21 +543,15 @@ describe("a decode engine", () => {
   });
 
   it("a failed block fails its request", async () => {
-    const connector = scriptedConnector();
-    const { engine } = setUp({ connector });
-    const handle = engine.submit(request);
+    const { connector, handle } = await receiving();
     const outcome = failure(handle.done);
-    await settled();
     connector.report(0, { failedBlockIds: [connector.allocated.get("d")?.blockIds[2] ?? 0] });
     connector.report(0, { finishedReceiving: ["d"] });
     expect(await outcome).toBe("KV_TRANSFER_FAILED");
   });
 
   it("keeps the blocks of an aborted request until no rank writes into them", async () => {
-    const connector = scriptedConnector({ ranks: 2 });
-    const { engine, blocks } = setUp({ connector });
-    const handle = engine.submit(request);
-    await settled();
+    const { connector, handle, engine, blocks } = await receiving({ ranks: 2 });
     handle.abort();
     expect(await failure(handle.done)).toBe("KV_REQUEST_ABORTED");
     expect(connector.finished.get("d")?.reason).toBe("aborted");
@@ -674,8 +580,8 @@ describe("a prefill engine", () => {
     const setup = setUp({
       connector,
       hooks: {
-        async beforeSend({ blockIds, tokens }) {
-          digests = await setup.pool.digests({ blockIds, from: 0, count: tokens });
+        async beforeSend({ blockIds, numComputedTokens: count }) {
+          digests = await setup.pool.digests({ blockIds, from: 0, count });
         },
       },
     });
@@ -714,13 +620,16 @@ describe("a prefill engine", () => {
         worker.layerComputed = ({ regions, computedTokens }) =>
           void reports.push([regions, computedTokens]);
       }
-      const { submit } = setUp({ connector, maxNumBatchedTokens: 8, reportLayers: true });
+      const { model, submit } = setUp({ connector, maxNumBatchedTokens: 8, reportLayers: true });
       await submit("p", prompt(17), 1).done;
       // The last chunk has a single token, and completes the layers.
       expect(new Set(reports.map(([, computed]) => JSON.stringify(computed)))).toEqual(
         new Set(['{"p":8}', '{"p":16}', '{"p":17}']),
       );
       expect(reports).toHaveLength(3 * 2 * ranks);
+      // Their KV is in the pool.
+      const longer = [...prompt(17), 5];
+      expect(ids(await submit("q", longer, 2).done)).toEqual(model.generate(longer, 2));
     },
   );
 

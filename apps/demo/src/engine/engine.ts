@@ -13,36 +13,23 @@ import {
 import type { BlockPool } from "./cache/block-pool.js";
 import type { KvPool } from "./cache/kv-pool.js";
 import type { EngineModel } from "./engine-model.js";
-import type { EngineHooks } from "./hooks.js";
 import { ModelRunner } from "./model-runner.js";
-import {
-  checkRequest,
-  type EngineHandle,
-  type EngineRequest,
-  type EngineToken,
-  RequestRecord,
-} from "./request.js";
-import { type Chunk, Scheduler } from "./scheduler.js";
+import { checkRequest, type EngineHandle, type EngineRequest, RequestRecord } from "./request.js";
+import { type Chunk, type EngineHooks, Scheduler } from "./scheduler.js";
 import { SleepMode } from "./sleep-mode.js";
 
 export interface EngineOptions extends AmbientOptions {
   readonly model: EngineModel;
   readonly pool: KvPool;
   readonly blocks: BlockPool;
-  /**
-   * `workers` has one entry per rank of `pool`. Default: an engine on its own, which neither sends
-   * nor receives KV.
-   */
+  /** Default: an engine on its own, which neither sends nor receives KV. */
   readonly connector?:
     | { readonly scheduler: SchedulerConnector; readonly workers: readonly WorkerConnector[] }
     | undefined;
   readonly hooks?: EngineHooks | undefined;
   readonly maxNumSeqs?: number | undefined;
   readonly maxConcurrentBatches?: number | undefined;
-  /**
-   * Tokens of one batch, at most: a longer prompt is computed in chunks, one in each step, beside
-   * the output of other requests (vLLM: `max_num_batched_tokens`). Default: no limit.
-   */
+  /** A longer prompt is computed in chunks, one in each step. Default: no limit. */
   readonly maxNumBatchedTokens?: number | undefined;
   readonly reportLayers?: boolean | undefined;
   readonly maxModelLen?: number | undefined;
@@ -50,15 +37,12 @@ export interface EngineOptions extends AmbientOptions {
 }
 
 const PENDING_WORK_PAUSE_MS = 1;
-/**
- * Notifications about refused requests wait for a handshake with an address that the request names.
- */
+/** They wait for a handshake with an address that the request names. */
 const MAX_PENDING_RELEASES = 1024;
 
 /**
- * A small paged engine with continuous batching. Its loop sleeps while there is nothing to do; a
- * new request, an abort or the progress of a worker connector wakes it. Each turn is one engine
- * step in the order that `connector.ts` of `@kv/interface` defines.
+ * A small paged engine with continuous batching. Each turn of its loop is one engine step in the
+ * order that `connector.ts` of `@kv/interface` defines.
  */
 export class Engine {
   readonly sleepMode: SleepMode;
@@ -72,7 +56,6 @@ export class Engine {
   readonly #wakeup = new Wakeup();
   readonly #idleWaiters: (() => void)[] = [];
   readonly #loop: Promise<void>;
-  /** Batches that are being computed. They never reject. */
   readonly #batches = new Set<Promise<void>>();
   #batchFailure: { readonly error: unknown } | undefined;
   #closing: Promise<void> | undefined;
@@ -121,8 +104,9 @@ export class Engine {
   }
 
   /**
-   * Queues a request. Errors, thrown: those of `checkRequest`; `KV_REQUEST_INVALID` for an id that
-   * is in use; `KV_ENGINE_FAILED` after `close`.
+   * Queues a request.
+   * @throws Those of `checkRequest`; `KV_REQUEST_INVALID` for an id that is in use;
+   * `KV_ENGINE_FAILED` after `close`.
    */
   submit(given: EngineRequest): EngineHandle {
     const { model, pool, blocks, prefixCaching = true } = this.#options;
@@ -153,11 +137,9 @@ export class Engine {
   }
 
   /**
-   * Notifies the prefill instance that `kvTransferParams` name, in the background, that this engine
-   * does not serve the request, so that its blocks are freed at once. vLLM does the same for a
-   * request that it refuses. No effect for parameters without remote KV. When too many
-   * notifications are pending, or the parameters cannot be read, the blocks are held until their
-   * lease ends.
+   * Has the prefill instance that `kvTransferParams` name free the blocks of a refused request, as
+   * vLLM does. When too many notifications are pending, or the parameters cannot be read, they are
+   * held until their lease ends.
    */
   releaseRemote(requestId: string, kvTransferParams: KvTransferParams): void {
     const { log } = this.#ambient;
@@ -176,10 +158,7 @@ export class Engine {
     this.#wakeup.wake();
   }
 
-  /**
-   * The request as this engine computes it: a prefill for a decode engine may have to leave the
-   * last tokens of its prompt to that one.
-   */
+  /** A prefill may have to leave the last tokens of its prompt to the decode engine. */
   #shortened(request: EngineRequest): EngineRequest {
     const { requestId, promptTokens, kvTransferParams } = request;
     const numPromptTokens = promptTokens.length;
@@ -247,8 +226,7 @@ export class Engine {
 
   /**
    * Starts a batch with the requests that are in no other one. Returns when there is room for a
-   * further batch: with one batch at a time, when this one is computed and saved. Throws why a
-   * batch failed.
+   * further batch. Throws why a batch failed.
    */
   async #compute(metadata: StepMetadata | undefined): Promise<void> {
     const { maxConcurrentBatches = 1, maxNumBatchedTokens } = this.#options;
@@ -304,12 +282,12 @@ export class Engine {
     }
   }
 
-  #emit(record: RequestRecord, token: EngineToken): void {
+  #emit(record: RequestRecord, token: number): void {
     const { request, output, receivedMs } = record;
     const { clock, tracer } = this.#ambient;
     if (output.length === 1 && receivedMs !== undefined) {
       const sinceMs = clock.now() - receivedMs;
-      this.#options.hooks?.afterFirstToken?.({ requestId: request.requestId, sinceMs });
+      this.#options.hooks?.afterFirstToken?.(request.requestId, sinceMs);
     }
     request.onToken?.(token);
     const reason = record.stopReason(this.#options.model.config.eosTokenIds);
@@ -320,10 +298,7 @@ export class Engine {
       });
   }
 
-  /**
-   * Waits until blocks that a peer may read are staged. A request whose blocks could not be staged
-   * ends with an error.
-   */
+  /** Waits until blocks that a peer may read are staged; a request with one that is not, fails. */
   async #waitForSave(metadata: StepMetadata): Promise<void> {
     const running = this.#scheduler.inState("running");
     const computed = Object.fromEntries(
@@ -357,9 +332,8 @@ export class Engine {
   }
 
   /**
-   * Wakes the loop while requests run or the connector has pending work. The first step for pending
-   * work follows at once, because a peer may wait for it; the next ones follow after a pause, so
-   * that a connector with permanent work does not spin.
+   * The first step for pending work follows at once, because a peer may wait for it; the next ones
+   * after a pause, so that a connector with permanent work does not spin.
    */
   #scheduleNextStep(): void {
     // A request that is in a batch is continued by the batch's end.
@@ -379,7 +353,6 @@ export class Engine {
     for (const resolve of this.#idleWaiters.splice(0)) resolve();
   }
 
-  /** Resolves when no request is alive and no block is kept for a peer. */
   async idle(): Promise<void> {
     if (this.#scheduler.isIdle) return;
     await new Promise<void>((resolve) => this.#idleWaiters.push(resolve));
@@ -394,10 +367,6 @@ export class Engine {
     };
   }
 
-  /**
-   * What the engine and its scheduler connector hold, by name; all zero when idle. The connector
-   * counts its own running requests.
-   */
   outstanding(): Readonly<Record<string, number>> {
     const scheduler = this.#scheduler;
     return {
@@ -409,23 +378,14 @@ export class Engine {
     };
   }
 
-  /**
-   * Aborts all requests, reports that to the connector, and ends the loop. Model, pool and
-   * connector belong to the caller.
-   */
+  /** Aborts all requests. Model, pool and connector belong to the caller. */
   close(): Promise<void> {
     this.#closing ??= Promise.resolve().then(() => this.#shutDown());
     return this.#closing;
   }
 
   async #shutDown(): Promise<void> {
-    for (const record of this.#scheduler.requests) {
-      const message = `request ${record.request.requestId} was aborted: the engine is shutting down`;
-      record.end(
-        "aborted",
-        new KvError("KV_REQUEST_ABORTED", message, { details: { httpStatus: 503 } }),
-      );
-    }
+    this.#scheduler.abortAll("the engine is shutting down");
     this.#wakeup.wake();
     await this.#loop;
     this.sleepMode.close();
@@ -436,7 +396,7 @@ export class Engine {
   }
 }
 
-/** Lets one loop sleep until there is work. A wake-up before the sleep is not lost. */
+/** A wake-up before the sleep is not lost. */
 class Wakeup {
   #pending = false;
   #resume: (() => void) | undefined;

@@ -8,7 +8,7 @@ import {
 } from "@kv/interface";
 import { type BlockHash, blockHashes } from "./cache/block-pool.js";
 import type { EngineModelConfig } from "./engine-model.js";
-import { createSampler, type Sampler, type SamplingOptions, samplingKey } from "./sampling.js";
+import { Sampler, type SamplingOptions, samplingKey } from "./sampling.js";
 
 export interface EngineRequest {
   readonly requestId: string;
@@ -17,26 +17,15 @@ export interface EngineRequest {
   readonly ignoreEos?: boolean | undefined;
   readonly stopTokenIds?: readonly number[] | undefined;
   readonly sampling?: SamplingOptions | undefined;
-  /**
-   * Alternatives to report with each token's log probability, 0 to 20; undefined where none are
-   * reported.
-   */
-  readonly topLogprobs?: number | undefined;
   readonly kvTransferParams?: KvTransferParams | undefined;
   readonly traceparent?: string | undefined;
-  onToken?(token: EngineToken): void;
-  /** Called after `onToken`; true ends the output, because it contains a stop string. */
-  isStopped?(): boolean;
-}
-
-export interface EngineToken {
-  readonly token: number;
-  readonly logprob: number;
-  readonly top: readonly { readonly token: number; readonly logprob: number }[];
+  /** A test: the n-th of the received blocks of its prompt is zeroed before it is used. */
+  readonly zeroBlock?: number | undefined;
+  onToken?(token: number): void;
 }
 
 export interface EngineResult {
-  readonly tokens: readonly EngineToken[];
+  readonly tokens: readonly number[];
   readonly finishReason: "stop" | "length";
   readonly kvTransferParams: KvTransferParams | undefined;
   readonly cachedTokens: number;
@@ -45,19 +34,14 @@ export interface EngineResult {
 
 export interface EngineHandle {
   readonly requestId: string;
-  /**
-   * Rejects with a `KvError`: `KV_REQUEST_ABORTED`, the connector's code when the KV did not
-   * arrive, `KV_ENGINE_FAILED`.
-   */
+  /** Rejects with a `KvError`: that of an abort, of the connector or of the engine. */
   readonly done: Promise<EngineResult>;
   abort(reason?: string): void;
 }
 
 /**
- * - `waiting`: for blocks, or for a place among the running requests
- * - `remote`: a peer fills its blocks
- * - `running`: computes prompt or output
- * - `ended`: has an outcome; a peer may still read or write its blocks
+ * `waiting`: for blocks or a place; `remote`: a peer fills its blocks; `running`: computes;
+ * `ended`: a peer may still read or write its blocks.
  */
 export type RequestState = "waiting" | "remote" | "running" | "ended";
 
@@ -69,12 +53,8 @@ export class RequestRecord {
   readonly done: Promise<EngineResult>;
   readonly span: Span | undefined;
   readonly queueSpan: Span | undefined;
-  /**
-   * From the first output token to the outcome; undefined before, and where the output is one
-   * token.
-   */
   generateSpan: Span | undefined;
-  readonly output: EngineToken[] = [];
+  readonly output: number[] = [];
   state: RequestState = "waiting";
   /** The blocks of the prompt first; the rest is room for the output. */
   blockIds: number[] = [];
@@ -83,21 +63,17 @@ export class RequestRecord {
   /** Tokens, of prompt and output, whose KV is in the pool. */
   numComputedTokens = 0;
   modelHasPast = false;
-  /**
-   * The prefix cache must not find its blocks: a test damaged them, or no P compared their KV with
-   * the prompt.
-   */
+  /** A test damaged its blocks, or no P compared their KV with the prompt. */
   uncacheable = false;
   submittedMs = 0;
   startedMs: number | undefined;
   receivedMs: number | undefined;
   admittedMs = 0;
   forwardMs = 0;
-  /** The workers have been asked for its KV. */
+  /** To the workers. */
   announced = false;
   inBatch = false;
   blocksFailed = false;
-  /** Set when the request is to end in this or the next step. */
   ending: { readonly reason: FinishReason; readonly error: KvError | undefined } | undefined;
   #resolve: (result: EngineResult) => void = () => {};
   #reject: (error: KvError) => void = () => {};
@@ -127,15 +103,15 @@ export class RequestRecord {
       promptTokenIds: promptTokens,
       kvTransferParams,
       traceparent,
-      samplingKey: request.topLogprobs === undefined ? samplingKey(sampling) : undefined,
+      samplingKey: samplingKey(sampling),
     };
     this.hashes = options.prefixCaching ? blockHashes(promptTokens, options.blockSize) : [];
-    this.sampler = createSampler(sampling, options.uniform);
+    this.sampler = new Sampler(sampling, options.uniform);
     this.done = new Promise((resolve, reject) => {
       this.#resolve = resolve;
       this.#reject = reject;
     });
-    // A client that has disconnected does not read the outcome; that is not an unhandled rejection.
+    // Nobody reads the outcome of a client that has disconnected.
     this.done.catch(() => {});
   }
 
@@ -144,10 +120,9 @@ export class RequestRecord {
   }
 
   get sequence(): number[] {
-    return [...this.request.promptTokens, ...this.output.map(({ token }) => token)];
+    return [...this.request.promptTokens, ...this.output];
   }
 
-  /** Marks the request to end; the first reason stays. */
   end(reason: FinishReason, error?: KvError): void {
     this.ending ??= { reason, error };
   }
@@ -169,12 +144,10 @@ export class RequestRecord {
     this.#reject(error);
   }
 
-  /** The reason why the output ends after its last token; undefined when it continues. */
   stopReason(eosTokenIds: readonly number[]): "stopped" | "length" | undefined {
     const { stopTokenIds, ignoreEos, maxTokens } = this.request;
-    const last = this.output.at(-1)?.token;
+    const last = this.output.at(-1);
     if (last === undefined) return undefined;
-    if (this.request.isStopped?.() === true) return "stopped";
     if (stopTokenIds?.includes(last) === true) return "stopped";
     if (ignoreEos !== true && eosTokenIds.includes(last)) return "stopped";
     return this.output.length >= maxTokens ? "length" : undefined;
@@ -185,10 +158,7 @@ export function blocksFor(tokens: number, blockSize: number): number {
   return Math.ceil(tokens / blockSize);
 }
 
-/**
- * Tokens whose KV a request has in the pool when it ends: the KV of the last token is never
- * computed.
- */
+/** The KV of the last token is never computed. */
 export function tokensToHold(promptTokens: number, maxTokens: number): number {
   return promptTokens + maxTokens - 1;
 }
@@ -200,8 +170,7 @@ export interface EngineLimits extends Pick<EngineModelConfig, "vocabSize" | "max
 
 /**
  * Refuses a request that can never run.
- * @throws `KV_REQUEST_INVALID` naming the value and its limit; `KV_OUT_OF_BLOCKS` for a request
- * that is larger than the whole cache.
+ * @throws `KV_REQUEST_INVALID`; `KV_OUT_OF_BLOCKS` for one that is larger than the whole cache.
  */
 export function checkRequest(request: EngineRequest, limits: EngineLimits): void {
   const { requestId, promptTokens, maxTokens } = request;

@@ -10,14 +10,22 @@ import {
   type WorkerOutput,
 } from "@kv/interface";
 import { type BlockPool, blockHashes } from "./cache/block-pool.js";
-import type { EngineHooks } from "./hooks.js";
-import {
-  blocksFor,
-  type EngineToken,
-  type RequestRecord,
-  type RequestState,
-  tokensToHold,
-} from "./request.js";
+import { blocksFor, type RequestRecord, type RequestState, tokensToHold } from "./request.js";
+
+/** Hooks with which the demo compares sent with received KV, and damages KV on purpose. */
+export interface EngineHooks {
+  /** The request is computed; a peer may read its blocks as soon as this resolves. */
+  beforeSend?(record: RequestRecord): Promise<void>;
+  /** The peer has read the blocks or no longer wants them; they are freed next. */
+  afterSend?(requestId: string, blockIds: readonly number[]): void;
+  /**
+   * The KV of the first `tokens` tokens has arrived. `damaged: true` keeps it out of the prefix
+   * cache.
+   */
+  afterReceive?(record: RequestRecord, tokens: number): Promise<{ damaged: boolean }>;
+  /** Of a request with KV of a peer, `sinceMs` after that KV was taken over. */
+  afterFirstToken?(requestId: string, sinceMs: number): void;
+}
 
 export interface SchedulerOptions {
   readonly blocks: BlockPool;
@@ -27,18 +35,16 @@ export interface SchedulerOptions {
   readonly maxNumSeqs: number;
   readonly ambient: Ambient;
   readonly vocabSize: number;
-  emit(record: RequestRecord, token: EngineToken): void;
+  emit(record: RequestRecord, token: number): void;
 }
 
 const NO_TOKENS: MatchedTokens = { tokens: 0, async: false };
 
-/** A part of a batch: the next tokens of a request whose KV is computed. */
 export interface Chunk {
   readonly record: RequestRecord;
   readonly numTokens: number;
 }
 
-/** Admits requests, gives them blocks, and ends them: the scheduler side of the engine. */
 export class Scheduler {
   readonly #options: SchedulerOptions;
   readonly #requests = new Map<string, RequestRecord>();
@@ -70,6 +76,14 @@ export class Scheduler {
     return this.#requests.has(requestId);
   }
 
+  abortAll(why: string): void {
+    for (const record of this.requests) {
+      const message = `request ${record.request.requestId} was aborted: ${why}`;
+      const details = { httpStatus: 503 };
+      record.end("aborted", new KvError("KV_REQUEST_ABORTED", message, { details }));
+    }
+  }
+
   inState(state: RequestState): RequestRecord[] {
     return this.requests.filter((record) => record.state === state);
   }
@@ -80,10 +94,7 @@ export class Scheduler {
     this.#options.connector?.requestQueued?.(record.connectorRequest);
   }
 
-  /**
-   * Admits waiting requests in order of arrival. One that does not fit holds back those behind it;
-   * otherwise it might never run.
-   */
+  /** In order of arrival. One that does not fit holds back those behind it. */
   admitWaiting(): void {
     const { maxNumSeqs, ambient } = this.#options;
     let room = maxNumSeqs - this.inState("running").length - this.inState("remote").length;
@@ -104,10 +115,8 @@ export class Scheduler {
   }
 
   /**
-   * Chooses the requests of the next batch among those that are in none, and marks them. Each one
-   * that generates output computes one token; the first one with a prompt computes as much of it as
-   * `maxTokens` leaves room for. Requests that generate output come first, so that a long prompt
-   * does not stop them.
+   * Marks the requests of the next batch: all that generate output, with one token each, then as
+   * much of one prompt as `maxTokens` leaves room for.
    */
   nextBatch(maxTokens = Number.POSITIVE_INFINITY): Chunk[] {
     const ready = this.inState("running").filter(
@@ -128,12 +137,10 @@ export class Scheduler {
   }
 
   /**
-   * Gives a request the blocks of its prompt and of all of its output, so that an admitted request
-   * never lacks blocks. Cached blocks are reused, except for the last prompt token, whose logits
-   * are needed; the connector says how many tokens a peer supplies. Returns false, with nothing
-   * taken, when there is no room now.
-   * @throws The errors of `matchedTokens`; `KV_REQUEST_INVALID` when the connector promises more
-   * tokens than the prompt has.
+   * Gives a request the blocks of its prompt and all of its output. Cached blocks are reused,
+   * except for the last prompt token, whose logits are needed. Returns false, with nothing taken,
+   * when there is no room now.
+   * @throws The errors of `matchedTokens`.
    */
   #admit(record: RequestRecord): boolean {
     const { blocks, blockSize, connector } = this.#options;
@@ -220,31 +227,17 @@ export class Scheduler {
     { reason, error }: NonNullable<RequestRecord["ending"]>,
   ): Promise<void> {
     const { connector, blocks, blockSize, hooks } = this.#options;
-    const { request, connectorRequest, state, blockIds, numComputedTokens } = record;
-    const { requestId, promptTokens, kvTransferParams } = request;
+    const { connectorRequest, state, blockIds, numComputedTokens } = record;
+    const { requestId } = record.request;
     const succeeded = reason === "stopped" || reason === "length";
-    if (succeeded && kvTransferParams !== undefined) {
-      const tokens = Math.min(numComputedTokens, promptTokens.length);
-      const { forwardMs, submittedMs, startedMs = submittedMs } = record;
-      const queuedMs = startedMs - submittedMs;
-      const sent = {
-        requestId,
-        kvTransferParams,
-        blockIds,
-        tokens,
-        forwardMs,
-        queuedMs,
-        startedMs,
-      };
-      await hooks.beforeSend?.(sent);
-    }
     if (succeeded) {
+      await hooks.beforeSend?.(record);
       this.#cacheOutput(record);
       this.#countPrompt(record);
     }
     const computed =
       state === "waiting" ? [] : blockIds.slice(0, blocksFor(numComputedTokens, blockSize));
-    const outputTokenIds = record.output.map(({ token }) => token);
+    const outputTokenIds = [...record.output];
     const held = { ...connectorRequest, numComputedTokens, outputTokenIds };
     const finished = connector?.requestFinished(held, [computed], reason) ?? { keepBlocks: false };
     this.#requests.delete(requestId);
@@ -269,10 +262,6 @@ export class Scheduler {
     }
   }
 
-  /**
-   * Applies what all workers together report about received and sent KV. Returns true when a
-   * request or its blocks changed.
-   */
   async applyWorkerOutput(output: WorkerOutput): Promise<boolean> {
     const { connector, hooks } = this.#options;
     connector?.applyWorkerOutput(output);
@@ -293,7 +282,7 @@ export class Scheduler {
       } else changed = this.#freeKept(requestId) || changed;
     }
     for (const requestId of output.finishedSending) {
-      hooks.afterSend?.({ requestId, blockIds: this.#keptBlocks.get(requestId) ?? [] });
+      hooks.afterSend?.(requestId, this.#keptBlocks.get(requestId) ?? []);
       changed = this.#freeKept(requestId) || changed;
     }
     return changed;
@@ -313,35 +302,19 @@ export class Scheduler {
 
   async #takeOverReceived(record: RequestRecord): Promise<void> {
     const { blockSize, hooks } = this.#options;
-    const { request, blockIds, cachedBlocks } = record;
-    const { requestId, kvTransferParams } = request;
+    const { request, cachedBlocks } = record;
     const covered = cachedBlocks * blockSize + record.remoteTokens;
-    if (hooks.afterReceive !== undefined && kvTransferParams !== undefined) {
-      const { damaged } = await hooks.afterReceive({
-        requestId,
-        kvTransferParams,
-        blockIds: blockIds.slice(0, blocksFor(covered, blockSize)),
-        tokens: covered,
-        cachedBlocks,
-        forwardMs: record.forwardMs,
-        admittedMs: record.admittedMs,
-        queuedMs: record.admittedMs - record.submittedMs,
-      });
-      record.uncacheable ||= damaged;
-    }
+    const received = await hooks.afterReceive?.(record, covered);
+    record.uncacheable ||= received?.damaged === true;
     this.cachePrompt(record, covered);
-    // Even when all KV is there, the last prompt token is computed again: its logits give the first
-    // output token.
+    // The logits of the last prompt token give the first output token.
     record.numComputedTokens = Math.min(covered, request.promptTokens.length - 1);
     record.receivedMs = this.#options.ambient.clock.now();
     record.state = "running";
     if (covered === request.promptTokens.length) this.#takeFirstToken(record);
   }
 
-  /**
-   * Emits the token that P has sampled, where it is this request's first one: the last token of the
-   * prompt is then not computed again.
-   */
+  /** Emits the token that P has sampled: the last token of the prompt is not computed again. */
   #takeFirstToken(record: RequestRecord): void {
     const { connector, emit, vocabSize } = this.#options;
     const { connectorRequest, request } = record;
@@ -356,16 +329,12 @@ export class Scheduler {
     }
     record.sampler.skip();
     record.numComputedTokens = request.promptTokens.length;
-    const sampled = { token, logprob: Number.NaN, top: [] };
-    record.output.push(sampled);
+    record.output.push(token);
     record.span?.set({ "kv.first_token": "prefill" });
-    emit(record, sampled);
+    emit(record, token);
   }
 
-  /**
-   * Follows the connector's policy when KV did not arrive: the request fails or computes its prompt
-   * itself.
-   */
+  /** By the connector's policy the request fails, or computes its prompt itself. */
   #recoverFailedReceive(record: RequestRecord, failed: FailedReceive | undefined): void {
     const { connector, ambient } = this.#options;
     const { requestId } = record.request;
@@ -392,18 +361,11 @@ export class Scheduler {
     return true;
   }
 
-  /**
-   * Makes the full blocks among the first `tokens` tokens of the prompt available to the prefix
-   * cache.
-   */
   cachePrompt(record: RequestRecord, tokens: number): void {
     this.#cache(record, record.hashes.slice(0, Math.floor(tokens / this.#options.blockSize)));
   }
 
-  /**
-   * Makes the full blocks of prompt and output available to the prefix cache, for a next turn that
-   * begins with both.
-   */
+  /** For a next turn, which begins with prompt and output. */
   #cacheOutput(record: RequestRecord): void {
     const tokens = record.sequence.slice(0, record.numComputedTokens);
     this.#cache(record, blockHashes(tokens, this.#options.blockSize));

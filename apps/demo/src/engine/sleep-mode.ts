@@ -15,15 +15,12 @@ export interface SleepModeOptions {
 }
 
 /**
- * vLLM's sleep mode of an engine: it gives its caches back to the transport and registers them
- * again. Their content is then gone for peers and for the prefix cache; the memory stays allocated.
+ * vLLM's sleep mode: an engine gives its caches back to the transport, and registers them again.
+ * Their content is then gone; the memory stays allocated.
  */
 export class SleepMode {
   readonly #options: SleepModeOptions;
-  /**
-   * `falling`: no request is accepted, and those that are there end. `asleep`: the transport does
-   * not know the caches, and the loop makes no step.
-   */
+  /** `falling`: requests end. `asleep`: the transport does not know the caches. */
   #state: "awake" | "falling" | "asleep" = "awake";
   #closed = false;
   /** Ends after the last call of `sleep` or `wakeUp`; never rejects. */
@@ -65,13 +62,7 @@ export class SleepMode {
         this.#fellAsleep = resolve;
       });
       this.#state = "falling";
-      for (const record of scheduler.requests) {
-        const message = `request ${record.request.requestId} was aborted: the engine goes to sleep`;
-        record.end(
-          "aborted",
-          new KvError("KV_REQUEST_ABORTED", message, { details: { httpStatus: 503 } }),
-        );
-      }
+      scheduler.abortAll("the engine goes to sleep");
       wakeLoop();
       const error = await fellAsleep;
       if (error === undefined) return;
@@ -100,8 +91,8 @@ export class SleepMode {
   }
 
   /**
-   * Called by the loop between two steps: gives the caches back when no request is left. `step`
-   * tells the workers of the last ends. Never rejects.
+   * Gives the caches back when no request is left. `step` tells the workers of the last ends. Never
+   * rejects.
    */
   async betweenSteps(step: () => Promise<void>): Promise<void> {
     const { workers, aggregator, scheduler, blocks } = this.#options;

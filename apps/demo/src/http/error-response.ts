@@ -13,41 +13,34 @@ export function httpError(httpStatus: number, message: string, param?: string): 
   return new KvError("KV_REQUEST_INVALID", message, { details: { httpStatus, param } });
 }
 
-/**
- * The HTTP status of an error: `details.httpStatus`, else the status of its code, else 500. What
- * one client has too much of is 503 too: the proxy then tries another instance.
- */
-export function statusOf(error: KvError): number {
-  const { httpStatus } = error.details;
+/** What one client has too much of is 503 too: the proxy then tries another instance. */
+export function statusOf({ code, details }: KvError): number {
+  const { httpStatus } = details;
   if (httpStatus === 429) return 503;
-  return typeof httpStatus === "number" ? httpStatus : (STATUS[error.code] ?? 500);
+  return typeof httpStatus === "number" ? httpStatus : (STATUS[code] ?? 500);
 }
 
-export function errorBody(error: KvError): { error: Record<string, unknown> } {
+/** A failure inside the deployment, whose message may name hosts and ports. */
+export function isInternal(error: KvError): boolean {
+  return statusOf(error) >= 500 && error.details["httpStatus"] === undefined;
+}
+
+/** What a client gets: of a failure inside the deployment the code alone, unless `exposeErrors`. */
+export function errorBody(error: KvError, exposeErrors: boolean): object {
   const { param, limit } = error.details;
+  const isHidden = isInternal(error) && !exposeErrors;
+  const hidden = {
+    message: "the request failed on this instance",
+    hint: "the instance's log has the reason; with exposeErrors the instance sends it",
+  };
+  // The hint of a limit names the proxy's setting.
+  const shown = { message: error.message, hint: limit === undefined ? error.hint : undefined };
   return {
     error: {
-      message: error.message,
       type: statusOf(error) < 500 ? "invalid_request_error" : "server_error",
       param: typeof param === "string" ? param : null,
       code: error.code,
-      // That of a limit names the proxy's setting.
-      hint: limit === undefined ? error.hint : undefined,
+      ...(isHidden ? hidden : shown),
     },
   };
-}
-
-/**
- * The error that a client gets. The message of a failure inside the deployment may name its hosts
- * and ports, so only the code stays; a refusal of the request itself is sent as it is.
- */
-export function publicError(error: KvError): KvError {
-  if (statusOf(error) < 500 || error.details.httpStatus !== undefined) return error;
-  return new KvError(error.code, "the request failed on this instance", {
-    hint: "the instance's log has the reason; with exposeErrors the instance sends it",
-  });
-}
-
-export function asKvError(error: unknown): KvError {
-  return KvError.from(error, "KV_INTERNAL", "the instance failed");
 }

@@ -1,83 +1,103 @@
 import type { IncomingHttpHeaders, ServerResponse } from "node:http";
-import { readTraceparent } from "@kv/interface";
+import { sendJson, type Turn } from "@kv/http";
+import { KvError, readTraceparent } from "@kv/interface";
 import { peerTraceparent } from "@kv/protocol";
 import type { Engine } from "../engine/engine.js";
-import type { EngineHandle, EngineResult, EngineToken } from "../engine/request.js";
+import type { EngineHandle } from "../engine/request.js";
 import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
-import { httpError } from "./error-response.js";
-import type { ChatBody, CompletionBody } from "./request-body.js";
+import { errorBody, httpError } from "./error-response.js";
+import {
+  chatPrompt,
+  chatSchema,
+  completionPrompt,
+  completionSchema,
+  validateBody,
+} from "./request-body.js";
+import { CHAT, COMPLETION, ResponseFormat } from "./response-format.js";
 
 export interface ServedInstance {
-  readonly engines: readonly Pick<
-    Engine,
-    "submit" | "requestCounts" | "releaseRemote" | "sleepMode"
-  >[];
+  readonly engines: readonly Engine[];
   readonly tokenizer: Tokenizer;
-  /** Names that a client may give as `model`; the first one is announced. */
-  readonly modelNames: readonly string[];
+  readonly modelNames: readonly [string, ...string[]];
   readonly maxModelLen: number;
   readonly maxOutputTokens: number;
   readonly debug: boolean;
-  /**
-   * Zeroes the n-th prompt block of a request when its KV has arrived. Called with the engine's
-   * request id before it is submitted.
-   */
-  zeroBlockOf(requestId: string, block: number): void;
   ready(): boolean;
   status(): object;
   metrics(): string;
   kvTransfers(): object;
 }
 
-export interface Generation {
-  /** The id that the client sees, such as "cmpl-…". */
-  readonly id: string;
-  readonly model: string;
-  readonly createdSeconds: number;
-  readonly promptTokens: readonly number[];
-  readonly handle: EngineHandle;
+/** Default of `max_tokens` for chat; `/v1/completions` generates 16 tokens, as vLLM does. */
+const CHAT_TOKENS = 256;
+const COMPLETION_TOKENS = 16;
+
+function readCompletion(given: unknown, { tokenizer, maxModelLen }: ServedInstance) {
+  const body = validateBody(completionSchema, given);
+  return {
+    body,
+    prefix: "cmpl",
+    promptTokens: completionPrompt(body, tokenizer, maxModelLen),
+    maxTokens: body.max_tokens ?? COMPLETION_TOKENS,
+    shape: COMPLETION,
+  };
+}
+
+function readChat(given: unknown, instance: ServedInstance) {
+  const { tokenizer, maxModelLen, maxOutputTokens } = instance;
+  const body = validateBody(chatSchema, given);
+  const promptTokens = chatPrompt(body, tokenizer, maxModelLen);
+  const room = Math.max(1, maxModelLen - promptTokens.length);
+  const usual = Math.min(CHAT_TOKENS, room, maxOutputTokens);
+  return {
+    body,
+    prefix: "chatcmpl",
+    promptTokens,
+    maxTokens: body.max_completion_tokens ?? body.max_tokens ?? usual,
+    shape: CHAT,
+  };
+}
+
+export const GENERATION_ROUTES = {
+  "/v1/completions": readCompletion,
+  "/v1/chat/completions": readChat,
+};
+
+export interface GenerationOptions {
+  readonly uuid: () => string;
+  readonly maxUnreadBytes: number;
+  readonly exposeErrors: boolean;
 }
 
 /**
- * The proxy takes ids of 200 characters from clients and adds to them: a part's number, a uuid for
- * a retry, "-release". Peers accept engine request ids of 512 bytes, which have a prefix and a
- * suffix. A comma is excluded: it separates request ids in heartbeat notifications.
+ * The proxy takes ids of 200 characters from clients and adds to them; peers accept engine request
+ * ids of 512 bytes. A comma separates ids in heartbeat notifications.
  */
 const REQUEST_ID = /^[\x21-\x2b\x2d-\x7e]{1,400}$/;
 
-export interface GenerationOptions {
-  readonly instance: ServedInstance;
-  readonly headers: IncomingHttpHeaders;
-  readonly prefix: "cmpl" | "chatcmpl";
-  readonly uuid: () => string;
-  readonly promptTokens: readonly number[];
-  readonly maxTokens: number;
-  readonly topLogprobs: number | undefined;
-  readonly onToken: (token: EngineToken) => void;
-  readonly isStopped: () => boolean;
-}
-
 /**
- * Submits a request to the engine. As in vLLM, the request id contains the client's `X-Request-Id`,
- * so that the two requests of a pair can be matched, and a suffix that makes it unique.
- * @throws The errors of `Engine.submit`; `KV_REQUEST_INVALID` for the model, the header or
- * `demo_zero_block`.
+ * Submits a request to the engine. As in vLLM, its id contains the client's `X-Request-Id`, so that
+ * the two requests of a pair can be matched, and a unique suffix. The returned function sends its
+ * tokens.
+ * @throws The errors of `Engine.submit`; `KV_REQUEST_INVALID` for the body and the headers.
  */
 export function startGeneration(
-  body: CompletionBody | ChatBody,
-  options: GenerationOptions,
-): Generation {
-  const {
+  route: keyof typeof GENERATION_ROUTES,
+  given: unknown,
+  instance: ServedInstance,
+  { request: { headers }, response }: Pick<Turn, "request" | "response">,
+  { uuid, maxUnreadBytes, exposeErrors }: GenerationOptions,
+): () => Promise<void> {
+  const { body, prefix, promptTokens, maxTokens, shape } = GENERATION_ROUTES[route](
+    given,
     instance,
-    headers,
-    prefix,
-    uuid,
-    promptTokens,
-    maxTokens,
-    topLogprobs,
-    onToken,
-    isStopped,
-  } = options;
+  );
+  const { tokenizer } = instance;
+  if (!instance.ready()) {
+    throw new KvError("KV_ENGINE_FAILED", "the instance is shutting down", {
+      details: { httpStatus: 503 },
+    });
+  }
   const model = checkModel(body.model ?? undefined, instance);
   const clientId = headers["x-request-id"];
   if (clientId !== undefined && (typeof clientId !== "string" || !REQUEST_ID.test(clientId))) {
@@ -90,22 +110,23 @@ export function startGeneration(
   const id = `${prefix}-${clientId ?? uuid().replaceAll("-", "")}`;
   const requestId = `${id}-0-${uuid().slice(0, 8)}`;
   const zeroBlock = body.demo_zero_block ?? undefined;
-  if (zeroBlock !== undefined) {
-    if (!instance.debug)
-      throw httpError(
-        400,
-        "demo_zero_block needs an instance started with debug",
-        "demo_zero_block",
-      );
-    instance.zeroBlockOf(requestId, zeroBlock);
+  if (zeroBlock !== undefined && !instance.debug) {
+    const param = "demo_zero_block";
+    throw httpError(400, "demo_zero_block needs an instance started with debug", param);
   }
+  const format = new ResponseFormat({ body, tokenizer, shape, promptTokens, id, model });
+  let stream: EventStream | undefined;
+  // The stream opens with the first token: until then an error gets a status code of its own.
+  const openStream = () => {
+    stream ??= new EventStream(response, id, maxUnreadBytes);
+    return stream;
+  };
   const handle = engineFor(headers, instance).submit({
     requestId,
     promptTokens,
     maxTokens,
     ignoreEos: body.ignore_eos ?? false,
     stopTokenIds: body.stop_token_ids ?? [],
-    topLogprobs,
     sampling: {
       temperature: body.temperature ?? 1,
       topP: body.top_p ?? 1,
@@ -113,22 +134,42 @@ export function startGeneration(
       seed: body.seed ?? undefined,
     },
     kvTransferParams: body.kv_transfer_params ?? undefined,
-    traceparent: readTraceparent(headers.traceparent) ?? peerTraceparent(body.kv_transfer_params),
-    onToken,
-    isStopped,
+    traceparent:
+      readTraceparent(headers["traceparent"]) ?? peerTraceparent(body.kv_transfer_params),
+    zeroBlock,
+    onToken(token) {
+      const text = format.text.push(token);
+      if (body.stream !== true) return;
+      const isFirst = stream === undefined;
+      openStream().send(format.chunk(token, text, isFirst));
+    },
   });
-  return { id, model, createdSeconds: Math.floor(Date.now() / 1000), promptTokens, handle };
+  abortOnDisconnect(response, handle);
+  return async () => {
+    try {
+      const result = await handle.done;
+      if (body.stream !== true) {
+        response.setHeader("x-request-id", id);
+        return sendJson(response, 200, format.whole(result));
+      }
+      openStream().send(format.finalChunk(result));
+      if (body.stream_options?.include_usage === true) openStream().send(format.usageChunk(result));
+      openStream().end();
+    } catch (error) {
+      if (stream === undefined) throw error;
+      const failure = KvError.from(error, "KV_INTERNAL", "the instance failed");
+      // The error is the last event of a response that failed after it began.
+      stream.send(errorBody(failure, exposeErrors));
+      stream.end();
+    }
+  };
 }
 
 /**
- * The engine of the rank that `X-data-parallel-rank` names, as in vLLM; without the header the one
- * with the fewest requests.
+ * That of `X-data-parallel-rank`, as in vLLM, else the one with the fewest requests.
  * @throws `KV_REQUEST_INVALID` for a rank that is not there.
  */
-function engineFor(
-  headers: IncomingHttpHeaders,
-  { engines }: ServedInstance,
-): ServedInstance["engines"][number] {
+function engineFor(headers: IncomingHttpHeaders, { engines }: ServedInstance): Engine {
   const given = headers["x-data-parallel-rank"];
   const named = engines[typeof given === "string" && /^\d{1,4}$/.test(given) ? Number(given) : -1];
   if (named !== undefined) return named;
@@ -139,15 +180,17 @@ function engineFor(
       "X-data-parallel-rank",
     );
   }
-  const requests = engines.map((engine) => {
+  const requestsOf = (engine: Engine) => {
     const { waiting, remote, running } = engine.requestCounts();
     return waiting + remote + running;
-  });
-  return engines[requests.indexOf(Math.min(...requests))] as ServedInstance["engines"][number];
+  };
+  return engines.reduce((least, engine) =>
+    requestsOf(engine) < requestsOf(least) ? engine : least,
+  );
 }
 
 function checkModel(name: string | undefined, { modelNames }: ServedInstance): string {
-  const [announced = "model"] = modelNames;
+  const [announced] = modelNames;
   if (name === undefined || modelNames.includes(name)) return name ?? announced;
   throw httpError(
     404,
@@ -156,41 +199,39 @@ function checkModel(name: string | undefined, { modelNames }: ServedInstance): s
   );
 }
 
-export function abortOnDisconnect(response: ServerResponse, handle: EngineHandle): void {
+function abortOnDisconnect(response: ServerResponse, handle: EngineHandle): void {
   response.once("close", () => {
     if (!response.writableFinished) handle.abort("the client disconnected");
   });
 }
 
-export function usageOf(
-  { promptTokens }: Generation,
-  completionTokens: number,
-): Record<string, unknown> {
-  return {
-    prompt_tokens: promptTokens.length,
-    total_tokens: promptTokens.length + completionTokens,
-    completion_tokens: completionTokens,
-    prompt_tokens_details: null,
-  };
-}
+class EventStream {
+  readonly #response: ServerResponse;
+  readonly #maxUnreadBytes: number;
 
-/**
- * `kv_transfer_params` of a response, as in vLLM: the number of cached tokens is P's, with those
- * that it has read back.
- */
-export function transferParamsOf({
-  kvTransferParams,
-  cachedTokens,
-  remoteTokens,
-}: EngineResult): Readonly<Record<string, unknown>> | null {
-  if (kvTransferParams === undefined) return null;
-  if (kvTransferParams.do_remote_decode === true) return kvTransferParams;
-  return { ...kvTransferParams, remote_prefill_cached_tokens: cachedTokens + remoteTokens };
-}
+  constructor(response: ServerResponse, requestId: string, maxUnreadBytes: number) {
+    this.#response = response;
+    this.#maxUnreadBytes = maxUnreadBytes;
+    response.writeHead(200, {
+      "content-type": "text/event-stream; charset=utf-8",
+      "cache-control": "no-cache",
+      "x-request-id": requestId,
+    });
+  }
 
-/** The same in a stream: a member of the chunk with the finish reason, as in vLLM. */
-export function transferMember(result: EngineResult): Record<string, unknown> {
-  return result.kvTransferParams === undefined
-    ? {}
-    : { kv_transfer_params: transferParamsOf(result) };
+  send(data: object): void {
+    this.#write(JSON.stringify(data));
+  }
+
+  end(): void {
+    this.#write("[DONE]");
+    this.#response.end();
+  }
+
+  #write(text: string): void {
+    if (this.#response.destroyed) return;
+    this.#response.write(`data: ${text}\n\n`);
+    // The client does not read. The close of the response aborts the request.
+    if (this.#response.writableLength > this.#maxUnreadBytes) this.#response.destroy();
+  }
 }

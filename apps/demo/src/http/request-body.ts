@@ -1,25 +1,9 @@
 import { z } from "zod";
+import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
 import { httpError } from "./error-response.js";
 
 const MAX_ENTRIES = 4096;
 const MAX_SHOWN = 100;
-
-/** One check for a whole prompt: a schema per token would report each of a million wrong ones. */
-const prompt = z.custom<string | number[] | (string | number[])[]>(
-  (value) =>
-    isPrompt(value) ||
-    (Array.isArray(value) && value.length <= MAX_ENTRIES && value.every(isPrompt)),
-  "must be text, a list of token ids, or a list of these",
-);
-/** Stop strings of a request, and characters of each: every token is compared with all of them. */
-const MAX_STOPS = 64;
-const stopString = z.string().max(1000);
-const params = z.record(z.string(), z.unknown());
-
-/** A list whose entries are looked at only when it is not too long. */
-function entries<T>(schema: z.ZodType<T>) {
-  return z.array(z.unknown()).max(MAX_ENTRIES).pipe(z.array(schema));
-}
 
 function isPrompt(value: unknown): value is string | number[] {
   return (
@@ -32,10 +16,16 @@ function isTokenId(value: unknown): value is number {
   return Number.isSafeInteger(value) && (value as number) >= 0;
 }
 
-function shown(value: unknown): string {
-  const text =
-    typeof value === "string" ? JSON.stringify(value.slice(0, MAX_SHOWN)) : JSON.stringify(value);
-  return text.length > MAX_SHOWN ? `${text.slice(0, MAX_SHOWN)}…` : text;
+/** One check for a whole prompt: a schema per token would report each of a million wrong ones. */
+const prompt = z.custom<string | number[] | (string | number[])[]>(
+  (value) =>
+    isPrompt(value) ||
+    (Array.isArray(value) && value.length <= MAX_ENTRIES && value.every(isPrompt)),
+  "must be text, a list of token ids, or a list of these",
+);
+/** A list whose entries are looked at only when it is not too long. */
+function entries<T>(schema: z.ZodType<T>) {
+  return z.array(z.unknown()).max(MAX_ENTRIES).pipe(z.array(schema));
 }
 
 /** Fields of both endpoints. Other fields are ignored, as in vLLM. */
@@ -49,15 +39,11 @@ const shared = {
   stream: z.boolean().nullish(),
   stream_options: z.looseObject({ include_usage: z.boolean().nullish() }).nullish(),
   ignore_eos: z.boolean().nullish(),
-  stop: z
-    .union([stopString, z.array(z.unknown()).max(MAX_STOPS).pipe(z.array(stopString))])
-    .nullish(),
   stop_token_ids: entries(z.number().int()).nullish(),
   return_token_ids: z.boolean().nullish(),
-  kv_transfer_params: params.nullish(),
+  kv_transfer_params: z.record(z.string(), z.unknown()).nullish(),
   /**
-   * The demo's negative control: zero the n-th block of the prompt when its KV has arrived. Only
-   * with `debug`.
+   * The negative control, with `debug`: zero the n-th block of the prompt when its KV has arrived.
    */
   demo_zero_block: z.number().int().nonnegative().nullish(),
 };
@@ -65,7 +51,6 @@ const shared = {
 export const completionSchema = z.looseObject({
   ...shared,
   prompt,
-  logprobs: z.number().int().min(0).max(20).nullish(),
 });
 
 const part = z.looseObject({ type: z.literal("text"), text: z.string() });
@@ -75,24 +60,22 @@ export const chatSchema = z.looseObject({
   ...shared,
   messages: entries(message).refine((messages) => messages.length > 0, "must not be empty"),
   max_completion_tokens: z.number().int().min(1).nullish(),
-  logprobs: z.boolean().nullish(),
-  top_logprobs: z.number().int().min(0).max(20).nullish(),
 });
 
 export type CompletionBody = z.output<typeof completionSchema>;
 export type ChatBody = z.output<typeof chatSchema>;
 
-/**
- * Fields that this engine does not support, with the values that have no effect; any other value is
- * refused.
- */
+/** Unsupported fields, with the values that have no effect; any other value is refused. */
 const UNSUPPORTED: Readonly<Record<string, (value: unknown) => boolean>> = {
   n: (value) => value === 1,
   best_of: (value) => value === 1,
   echo: (value) => value === false,
   suffix: (value) => value === "",
   min_tokens: (value) => value === 0 || value === 1,
+  logprobs: (value) => value === false,
+  top_logprobs: (value) => value === 0,
   prompt_logprobs: () => false,
+  stop: (value) => value === "" || (Array.isArray(value) && value.length === 0),
   frequency_penalty: (value) => value === 0,
   presence_penalty: (value) => value === 0,
   repetition_penalty: (value) => value === 1,
@@ -110,13 +93,9 @@ const UNSUPPORTED: Readonly<Record<string, (value: unknown) => boolean>> = {
 export function validateBody<T>(schema: z.ZodType<T>, body: unknown): T {
   const parsed = schema.safeParse(body);
   if (!parsed.success) {
-    const [first] = parsed.error.issues;
-    const problems = new z.ZodError(parsed.error.issues.slice(0, 10));
-    throw httpError(
-      400,
-      `the body is not valid: ${z.prettifyError(problems)}`,
-      first?.path.join("."),
-    );
+    const problems = parsed.error.issues.slice(0, 10);
+    const text = z.prettifyError(new z.ZodError(problems));
+    throw httpError(400, `the body is not valid: ${text}`, problems[0]?.path.join("."));
   }
   for (const [field, hasNoEffect] of Object.entries(UNSUPPORTED)) {
     const value = (parsed.data as Record<string, unknown>)[field];
@@ -130,44 +109,51 @@ export function validateBody<T>(schema: z.ZodType<T>, body: unknown): T {
   return parsed.data;
 }
 
-/**
- * Characters of a text per token that it may have: far more than any text has, so that nothing
- * large is tokenized in vain.
- */
-const MAX_CHARACTERS_PER_TOKEN = 64;
-
-/**
- * Refuses a text that is too long for the model before it is tokenized.
- * @throws `KV_REQUEST_INVALID`.
- */
-export function checkTextLength(characters: number, maxModelLen: number, param: string): void {
-  const limit = maxModelLen * MAX_CHARACTERS_PER_TOKEN;
-  if (characters <= limit) return;
-  throw httpError(
-    400,
-    `the text has ${characters} characters; a model of ${maxModelLen} tokens takes ${limit}`,
-    param,
-  );
+function shown(value: unknown): string {
+  const text =
+    typeof value === "string" ? JSON.stringify(value.slice(0, MAX_SHOWN)) : JSON.stringify(value);
+  return text.length > MAX_SHOWN ? `${text.slice(0, MAX_SHOWN)}…` : text;
 }
 
-export function charactersOf({ messages }: ChatBody): number {
-  const texts = messages.flatMap(({ content }) =>
-    typeof content === "string" ? [content] : content.map(({ text }) => text),
-  );
-  return texts.reduce((sum, text) => sum + text.length, 0);
+/** @throws `KV_REQUEST_INVALID` for several prompts, and for a text that is too long. */
+export function completionPrompt(
+  { prompt }: CompletionBody,
+  tokenizer: Tokenizer,
+  maxModelLen: number,
+): readonly number[] {
+  const [first] = prompt;
+  const isOne = typeof prompt === "string" || typeof first === "number";
+  if (!isOne && prompt.length !== 1) {
+    throw httpError(
+      400,
+      `the body has ${prompt.length} prompts; send one request for each`,
+      "prompt",
+    );
+  }
+  const one = (isOne ? prompt : first) as string | number[];
+  if (typeof one !== "string") return one;
+  checkTextLength(one.length, maxModelLen, "prompt");
+  return Array.from(tokenizer.encode(one));
 }
 
 /**
- * The prompt that `kv_transfer_params.prompt_token_ids` names, as in vLLM: a chat's decode request
- * may repeat the tokens that the prefill worker computed, and its messages are then not tokenized.
- * Undefined without the key.
+ * As in vLLM, `kv_transfer_params.prompt_token_ids` may repeat the tokens that the prefill worker
+ * computed, in place of the messages.
  * @throws `KV_REQUEST_INVALID`.
  */
-export function transferredPrompt({
-  kv_transfer_params: given,
-}: ChatBody): readonly number[] | undefined {
-  const tokens = given?.["prompt_token_ids"];
-  if (tokens === undefined || tokens === null) return undefined;
+export function chatPrompt(
+  { messages, kv_transfer_params: params }: ChatBody,
+  tokenizer: Tokenizer,
+  maxModelLen: number,
+): readonly number[] {
+  const plain = messages.map(({ content, ...message }) => ({
+    ...message,
+    content: typeof content === "string" ? content : content.map(({ text }) => text).join(""),
+  }));
+  const characters = plain.reduce((sum, { content }) => sum + content.length, 0);
+  checkTextLength(characters, maxModelLen, "messages");
+  const tokens = params?.["prompt_token_ids"] ?? undefined;
+  if (tokens === undefined) return Array.from(tokenizer.encodeChat(plain));
   if (Array.isArray(tokens) && isPrompt(tokens)) return tokens as number[];
   throw httpError(
     400,
@@ -176,14 +162,15 @@ export function transferredPrompt({
   );
 }
 
-export function onePrompt(prompt: CompletionBody["prompt"]): string | readonly number[] {
-  if (typeof prompt === "string") return prompt;
-  const first = prompt[0];
-  if (typeof first === "number") return prompt as number[];
-  if (prompt.length === 1 && first !== undefined) return first as string | number[];
+/** Far more than any text has, so that nothing large is tokenized in vain. */
+const MAX_CHARACTERS_PER_TOKEN = 64;
+
+function checkTextLength(characters: number, maxModelLen: number, param: string): void {
+  const limit = maxModelLen * MAX_CHARACTERS_PER_TOKEN;
+  if (characters <= limit) return;
   throw httpError(
     400,
-    `the body has ${prompt.length} prompts; send one request for each`,
-    "prompt",
+    `the text has ${characters} characters; a model of ${maxModelLen} tokens takes ${limit}`,
+    param,
   );
 }

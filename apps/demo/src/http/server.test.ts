@@ -17,7 +17,7 @@ describe("completions", () => {
   it("answers in vLLM's form, with the client's request id in its own", async () => {
     const { model, post } = await serve();
     const tokens = model.generate(prompt, 4);
-    const response = await post({ ...greedy, logprobs: 2 }, { headers: { "x-request-id": "abc" } });
+    const response = await post(greedy, { headers: { "x-request-id": "abc" } });
     expect(response.status).toBe(200);
     expect(await response.json()).toMatchObject({
       id: "cmpl-abc",
@@ -30,7 +30,7 @@ describe("completions", () => {
           token_ids: tokens,
           prompt_token_ids: prompt,
           finish_reason: "length",
-          logprobs: { token_logprobs: [0, 0, 0, 0] },
+          logprobs: null,
         },
       ],
       usage: { prompt_tokens: 5, completion_tokens: 4, total_tokens: 9 },
@@ -78,8 +78,8 @@ describe("completions", () => {
     [{ prompt: [] }, 400, "prompt"],
     [{ max_tokens: 0 }, 400, "max_tokens"],
     [{ n: 2 }, 400, "n"],
-    [{ stop: [7] }, 400, "stop"],
-    [{ stop: Array.from({ length: 65 }, () => "x") }, 400, "stop"],
+    [{ stop: ["x"] }, 400, "stop"],
+    [{ logprobs: 0 }, 400, "logprobs"],
     [{ model: "other" }, 404, "model"],
     [{ demo_zero_block: 0 }, 400, "demo_zero_block"],
   ])("refuses %j naming the field", async (fields, status, param) => {
@@ -90,45 +90,6 @@ describe("completions", () => {
       error: { type: "invalid_request_error", param },
     });
   });
-
-  it.each(["/v1/completions", "/v1/chat/completions"])(
-    "ends the output before a stop string, streamed or not: %s",
-    async (path) => {
-      const { post, model, connector } = await serve();
-      const prompt = [5, 6, 7, 8, 9];
-      const body =
-        path === "/v1/completions"
-          ? { ...greedy, prompt }
-          : { ...greedy, messages: [{ role: "user", content: prompt.join(" ") }] };
-      const tokens = model.generate(prompt, 4);
-      // The text of a token is a space and its number; the stop string goes over two tokens.
-      const stop = [`never`, `${String(tokens[1]).slice(-1)} ${String(tokens[2])}`];
-      const text = ` ${tokens[0]} ${String(tokens[1]).slice(0, -1)}`;
-      const request = { ...body, max_tokens: 8, stop };
-      interface Choice {
-        readonly text?: string;
-        readonly message?: { readonly content: string };
-        readonly delta?: { readonly content?: string };
-        readonly finish_reason: string | null;
-        readonly stop_reason: string | null;
-      }
-      const [whole] = ((await (await post(request, { path })).json()) as { choices: [Choice] })
-        .choices;
-      expect(whole.text ?? whole.message?.content).toBe(text);
-      expect(whole).toMatchObject({ finish_reason: "stop", stop_reason: stop[1] });
-      expect([...connector.finished.values()].map(({ reason }) => reason)).toEqual(["stopped"]);
-      const events = (await (await post({ ...request, stream: true }, { path })).text())
-        .split("\n\n")
-        .filter((event) => event.startsWith("data: {"))
-        .map(
-          (event) => (JSON.parse(event.slice("data: ".length)) as { choices: [Choice] }).choices[0],
-        );
-      expect(events.map((choice) => choice.text ?? choice.delta?.content ?? "").join("")).toBe(
-        text,
-      );
-      expect(events.at(-1)).toMatchObject({ finish_reason: "stop", stop_reason: stop[1] });
-    },
-  );
 
   it("refuses /v1/responses with the reason and the route to use", async () => {
     const { post } = await serve();
@@ -174,10 +135,11 @@ describe("completions", () => {
       ]);
     }
     model.before = async ({ position }) => {
-      if (position > 5) throw new KvError("KV_ENGINE_FAILED", "scripted");
+      if (position > 5) throw new KvError("KV_ENGINE_FAILED", "at 10.1.2.3:5600");
     };
     const broken = await events(await post({ ...greedy, stream: true }));
     expect(broken.slice(-2)).toMatchObject([{ error: { code: "KV_ENGINE_FAILED" } }, "done"]);
+    expect(JSON.stringify(broken)).not.toContain("10.1.2.3");
   });
 
   it.each([false, true])("aborts when the client goes away, stream %s", async (stream) => {
@@ -243,16 +205,6 @@ describe("what clients learn", () => {
       expect(text.includes("10.1.2.3")).toBe(exposeErrors);
     },
   );
-
-  it("of a failure in a stream: the same", async () => {
-    const { post, model } = await serve();
-    model.before = async ({ position }) => {
-      if (position > 5) throw new KvError("KV_ENGINE_FAILED", "at 10.1.2.3:5600");
-    };
-    const text = await (await post({ ...greedy, stream: true })).text();
-    expect(text).toContain("KV_ENGINE_FAILED");
-    expect(text).not.toContain("10.1.2.3");
-  });
 });
 
 describe("X-Request-Id", () => {

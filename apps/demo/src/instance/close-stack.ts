@@ -1,6 +1,6 @@
 import type { Log } from "@kv/interface";
 
-/** Closes what was opened in reverse order, each once, and each even when another one fails. */
+/** Closes in reverse order, each once, and each even when another one fails. */
 export class CloseStack {
   readonly #log: Log;
   readonly #entries: { name: string; close: () => Promise<void> }[] = [];

@@ -1,10 +1,10 @@
+import { delegateTo } from "@kv/connector/building-blocks";
 import {
   type Ambient,
   type EngineIdentity,
   KvError,
   type KvTransferConfig,
   type Platform,
-  type SchedulerConnector,
   type SideChannel,
   type Transport,
   type WorkerConnector,
@@ -16,10 +16,9 @@ import type { EngineModel } from "../engine/engine-model.js";
 import type { CloseStack } from "./close-stack.js";
 import { demoConnectors } from "./connectors.js";
 import type { InstanceConfig } from "./instance-config.js";
-import { choosePlatform, type InstancePlatform } from "./instance-platform.js";
-import { type KvJournal, observeKv } from "./kv-journal.js";
+import { choosePlatform } from "./instance-platform.js";
+import { KvJournal } from "./kv-journal.js";
 import { addCacheKind } from "./modules.js";
-import { meterTransfers } from "./transfer-meter.js";
 
 export interface EngineRankOptions {
   readonly config: InstanceConfig;
@@ -32,114 +31,99 @@ export interface EngineRankOptions {
   readonly model: EngineModel;
   readonly ambient: Ambient;
   readonly closers: CloseStack;
-  readonly journal: KvJournal;
-  readonly blocksToZero: Map<string, number>;
 }
 
-/**
- * One data-parallel rank of an instance: an engine with a cache, a connector and a side channel of
- * its own.
- */
-export interface EngineRank
-  extends Pick<EngineRankOptions, "dpRank" | "engineId" | "transferConfig"> {
-  readonly maxModelLen: number;
-  readonly engine: Engine;
-  readonly blocks: BlockPool;
-  readonly platform: InstancePlatform;
-  readonly workers: readonly WorkerConnector[];
-  /** Where it answers handshakes; undefined for a connector without a side channel. */
-  readonly sideChannel: SideChannelAddress | undefined;
-  backend(): string;
-}
+/** A data-parallel rank: an engine with a cache, a connector and a side channel of its own. */
+export type EngineRank = Awaited<ReturnType<typeof startEngineRank>>;
 
 /**
  * Starts the engine of a rank. What it opens is added to `closers`.
  * @throws The errors of the connector, the platform and the transport.
  */
-export async function startEngineRank(options: EngineRankOptions): Promise<EngineRank> {
-  const { config, transferConfig, dpRank, engineId, model, closers, journal, blocksToZero } =
-    options;
-  const { clock } = options.ambient;
-  const environment = {
-    ...options.ambient,
-    metrics: labelled(options.ambient.metrics, String(dpRank)),
-  };
-  const platform = await choosePlatform(config, await demoConnectors().resolve(transferConfig), {
-    ...environment,
-    transport: options.transport,
-  });
-  closers.add(`device ${dpRank}`, () => platform.close());
+export async function startEngineRank(options: EngineRankOptions) {
+  const { config, transferConfig, dpRank, engineId, transport, model, closers } = options;
+  const { numBlocks, blockSize, tp, attentionBackend, cacheKindModule } = config;
+  const metrics = labelled(options.ambient.metrics, String(dpRank));
+  const ambient = { ...options.ambient, metrics };
+  const journal = new KvJournal(transport, ambient.clock);
+  const connector = await demoConnectors().resolve(transferConfig);
+  const platform = await choosePlatform(config, connector, { ...ambient, transport }, journal);
+  closers.add(`device ${dpRank}`, async () => platform.close());
   const maxModelLen = maxModelLenOf(config, platform.platform, model.config.maxModelLen);
-  const cacheKind =
-    config.cacheKindModule === undefined ? undefined : await addCacheKind(config.cacheKindModule);
-  let pool: KvPool | undefined;
-  const meter = meterTransfers(options.transport, {
-    clock,
-    blockAt: (address) => platform.stagingBlockAt(address) ?? pool?.blockAt(address),
-  });
-  const kv = new KvPool({
-    transport: meter.transport,
+  const pool = new KvPool({
+    transport,
     geometry: model.config,
-    numBlocks: config.numBlocks,
-    blockSize: config.blockSize,
-    tp: config.tp,
-    attentionBackend: config.attentionBackend,
+    numBlocks,
+    blockSize,
+    tp,
+    attentionBackend,
     ...platform.pool,
-    cacheKind,
+    cacheKind: cacheKindModule && (await addCacheKind(cacheKindModule)),
   });
-  pool = kv;
-  closers.add(`KV pool ${dpRank}`, async () => kv.close());
-  let sideChannel: SideChannelAddress | undefined;
-  const { scheduler, workers } = await openConnector(platform, kv, closers, {
-    ...environment,
+  closers.add(`KV pool ${dpRank}`, async () => pool.close());
+  /** Where it answers handshakes; undefined for a connector without a side channel. */
+  let address: SideChannelAddress | undefined;
+  const connectorOptions = {
+    ...ambient,
     config: transferConfig,
     engine: identityOf(options),
-    transport: meter.transport,
-    sideChannel: observedSideChannel(options.sideChannel, (opened) => {
-      sideChannel ??= opened;
+    transport: journal.transport,
+    sideChannel: observed(options.sideChannel, (opened) => {
+      address ??= opened;
     }),
+  };
+  const workers: WorkerConnector[] = [];
+  for (const [tpRank, caches] of pool.caches.entries()) {
+    journal.addCaches(caches);
+    const worker = await platform.module.createWorker({
+      ...connectorOptions,
+      tpRank,
+      ppRank: 0,
+      platform: platform.platform,
+    });
+    closers.add(`worker ${tpRank}`, () => worker.close());
+    await worker.registerKvCaches(caches);
+    workers.push(worker);
+  }
+  const scheduler = await platform.module.createScheduler({
+    ...connectorOptions,
+    cache: pool.config,
   });
-  const blocks = new BlockPool({ numBlocks: config.numBlocks, fragmented: config.fragmented });
+  closers.add("scheduler", () => scheduler.close());
+  await scheduler.setHandshakeMetadata(
+    await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
+  );
+  const blocks = new BlockPool({ numBlocks, fragmented: config.fragmented });
   const engine = new Engine({
-    ...environment,
+    ...ambient,
     model,
-    pool: kv,
+    pool,
     blocks,
     connector: { scheduler, workers },
-    hooks: observeKv({
-      pool: kv,
-      journal,
-      meter,
-      clock,
-      digests: config.digests,
-      blocksToZero,
-      takeCopies: platform.takeCopies,
-    }),
+    hooks: journal.hooks(pool, config.digests),
     maxNumSeqs: platform.maxNumSeqs,
     maxModelLen,
     maxNumBatchedTokens: config.maxNumBatchedTokens,
     // The simulated model takes the time of one pass after another.
     maxConcurrentBatches: config.simulate === undefined ? platform.maxConcurrentBatches : 1,
-    reportLayers: transferConfig.extra.push_layerwise === true,
+    reportLayers: transferConfig.extra["push_layerwise"] === true,
     prefixCaching: platform.prefixCaching,
   });
   return {
     dpRank,
     engineId,
-    maxModelLen,
-    transferConfig,
     engine,
+    maxModelLen,
     blocks,
     platform,
     workers,
-    sideChannel,
-    backend: () => meter.backends()[0] ?? "none",
+    journal,
+    sideChannel: address,
   };
 }
 
 /**
- * The longest sequence that every request may have: the setting, else the model's. As in vLLM, the
- * cache must hold one such sequence.
+ * As in vLLM, the cache must hold one sequence of that length.
  * @throws `KV_CONFIG_INVALID`.
  */
 function maxModelLenOf(config: InstanceConfig, platform: Platform, ofModel: number): number {
@@ -168,50 +152,20 @@ function labelled({ count, observe }: Ambient["metrics"], engine: string): Ambie
 }
 
 function identityOf({ config, dpRank, engineId, servedName }: EngineRankOptions): EngineIdentity {
-  const { compat } = config;
+  const { attentionBackend: hashedAttentionBackend, ...compat } = config.compat;
   return {
     engineId,
     tpSize: config.tp,
     ppSize: 1,
     dpRank,
     model: {
+      ...compat,
       model: compat.model ?? servedName,
-      vllmVersion: compat.vllmVersion,
-      connectorVersion: compat.connectorVersion,
-      isHmaEnabled: compat.isHmaEnabled,
       speculativeConfig: null,
       // The interface takes an absent key only.
-      ...(compat.attentionBackend === undefined
-        ? {}
-        : { hashedAttentionBackend: compat.attentionBackend }),
+      ...(hashedAttentionBackend === undefined ? {} : { hashedAttentionBackend }),
     },
   };
-}
-
-async function openConnector(
-  { module, platform }: InstancePlatform,
-  pool: KvPool,
-  closers: CloseStack,
-  options: Ambient & {
-    readonly config: KvTransferConfig;
-    readonly engine: EngineIdentity;
-    readonly transport: Transport;
-    readonly sideChannel: SideChannel;
-  },
-): Promise<{ scheduler: SchedulerConnector; workers: WorkerConnector[] }> {
-  const workers: WorkerConnector[] = [];
-  for (const [tpRank, caches] of pool.caches.entries()) {
-    const worker = await module.createWorker({ ...options, tpRank, ppRank: 0, platform });
-    closers.add(`worker ${tpRank}`, () => worker.close());
-    await worker.registerKvCaches(caches);
-    workers.push(worker);
-  }
-  const scheduler = await module.createScheduler({ ...options, cache: pool.config });
-  closers.add("scheduler", () => scheduler.close());
-  await scheduler.setHandshakeMetadata(
-    await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
-  );
-  return { scheduler, workers };
 }
 
 export interface SideChannelAddress {
@@ -220,21 +174,20 @@ export interface SideChannelAddress {
 }
 
 /** A side channel that reports the address of each listener, as port 0 takes a free one. */
-function observedSideChannel(
+function observed(
   sideChannel: SideChannel,
   onListening: (address: SideChannelAddress) => void,
 ): SideChannel {
-  const withEncryption = sideChannel.withEncryption?.bind(sideChannel);
-  return {
+  const { withEncryption } = sideChannel;
+  const overrides: Partial<SideChannel> = {
     async listen(options) {
       const listener = await sideChannel.listen(options);
       onListening({ host: listener.host, port: listener.port });
       return listener;
     },
-    request: (options) => sideChannel.request(options),
-    close: () => sideChannel.close(),
-    ...(withEncryption === undefined
-      ? {}
-      : { withEncryption: (keys) => observedSideChannel(withEncryption(keys), onListening) }),
   };
+  if (withEncryption !== undefined)
+    overrides.withEncryption = (keys) =>
+      observed(withEncryption.call(sideChannel, keys), onListening);
+  return delegateTo(sideChannel, overrides);
 }

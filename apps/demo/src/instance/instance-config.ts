@@ -1,5 +1,6 @@
 import { readTransferConfig } from "@kv/connector";
 import { KvError, type KvTransferConfig, type Log } from "@kv/interface";
+import { unknownKeys } from "@kv/program/unknown-keys";
 import { z } from "zod";
 import type { HttpLimits } from "../http/limits.js";
 
@@ -16,10 +17,7 @@ const compatSchema = z.strictObject({
   vllmVersion: z.string().default("0.33.0"),
   connectorVersion: count.default(15),
   isHmaEnabled: z.boolean().default(true),
-  /**
-   * The peer's attention backend, such as CPU_ATTN: the hash contains it, although this instance
-   * announces another one.
-   */
+  /** The peer's, such as CPU_ATTN: hashed, although this instance announces another one. */
   attentionBackend: z.string().optional(),
 });
 
@@ -43,98 +41,65 @@ const httpLimitsSchema = z.strictObject({
 
 const instanceConfigSchema = z.strictObject({
   role: z.enum(INSTANCE_ROLES),
-  /** Name in logs and reports. */
   name: z.string().min(1).optional(),
   host: z.string().min(1).default("127.0.0.1"),
   /** 0 takes a free one. */
   port: port.default(0),
   /** A directory with a decoder. Default: the built-in tiny model. */
   model: z.string().min(1).optional(),
-  /** The model's name for clients. Default: the directory's name. */
+  /** Default: the directory's name. */
   servedModelName: z.string().min(1).optional(),
-  /** KV heads of the built-in model. */
   tinyKvHeads: count.optional(),
-  intraOpThreads: count.default(1),
+  intraOpThreads: count.max(1024).default(1),
   tp: count.max(64).default(1),
-  /**
-   * Data-parallel ranks: engines that share the model and the HTTP server. `X-data-parallel-rank`
-   * chooses one.
-   */
+  /** Data-parallel ranks: engines that share the model and the HTTP server. */
   dp: count.max(64).default(1),
   blockSize: count.max(4096).default(16),
   numBlocks: count.min(2).default(512),
-  /** Requests that hold blocks at the same time. Default: 64, or 1 on Neuron. */
+  /** Default: 64, or 1 on Neuron. */
   maxNumSeqs: count.optional(),
-  /**
-   * Tokens of a batch, at most: a longer prompt is computed in chunks (vLLM:
-   * `max_num_batched_tokens`).
-   */
+  /** A longer prompt is computed in chunks, as in vLLM. */
   maxNumBatchedTokens: count.default(8192),
-  /**
-   * Batches that are computed at the same time, at most. Default: as many as the platform allows.
-   */
+  /** Default: as many as the platform allows. */
   maxConcurrentBatches: count.optional(),
-  /**
-   * Longest sequence, prompt and output (vLLM: `max_model_len`). Default: the model's, or what the
-   * cache holds if that is less.
-   */
+  /** Default: the model's, or what the cache holds if that is less. */
   maxModelLen: count.optional(),
   /** Default: true, or false on Neuron. */
   prefixCaching: z.boolean().optional(),
   /**
-   * Where the KV cache lies. `cpu`: host memory. `cuda`: memory of NVIDIA GPUs, registered as it
-   * is; the model still computes on the CPU. `neuron`: a simulated device whose blocks are staged
-   * through host memory.
+   * Where the KV cache lies. `cuda`: memory of NVIDIA GPUs; the model still computes on the CPU.
+   * `neuron`: a simulated device whose blocks are staged through host memory.
    */
   platform: z.enum(["cpu", "cuda", "neuron"]).default("cpu"),
-  /**
-   * EC2 instance type or family of the simulated device: on trn1 settings beyond its limits are
-   * refused, on others they warn. Default: trn1.
-   */
+  /** EC2 instance type or family of the simulated device. Default: trn1. */
   neuronFamily: z.string().min(1).optional(),
-  /** Module of a transport, in place of NIXL: a package, a path or a URL. */
+  /** In place of NIXL: a package, a path or a URL. */
   transportModule: z.string().min(1).optional(),
-  /** Module of a platform, in place of `platform`. Its device's memory is host memory here. */
+  /** In place of `platform`. Its device's memory is host memory here. */
   platformModule: z.string().min(1).optional(),
-  /**
-   * Module of a kind of cache: the kind by which plans treat this engine's cache. Default: `full`.
-   */
+  /** The kind by which plans treat this engine's cache. Default: `full`. */
   cacheKindModule: z.string().min(1).optional(),
-  /** Blocks of the staging pool. Default: as many as the cache has. */
+  /** Default: as many as the cache has. */
   stagingBlocks: count.min(2).optional(),
-  /**
-   * Bandwidth of the simulated device's bus in each direction; 7.6 GB/s were reported for trn1
-   * (vllm-neuron PR 27).
-   */
+  /** In each direction; 7.6 GB/s were reported for trn1 (vllm-neuron PR 27). */
   deviceBytesPerMs: z.number().positive().default(7.6e6),
   deviceLatencyMs: z.number().nonnegative().default(0.05),
-  /** Announced to peers as the name of the order inside a head, which is plain `[K|V]`. */
+  /** Announced to peers for the order inside a head, which is plain `[K|V]`. */
   attentionBackend: z.string().min(1).default("PLAIN"),
   /** vLLM's `kv_transfer_config`. */
   kvTransferConfig: z.record(z.string(), z.unknown()),
   /** Default: `VLLM_NIXL_SIDE_CHANNEL_HOST`, else 127.0.0.1. */
   sideChannelHost: z.string().min(1).optional(),
-  /**
-   * Port of data-parallel rank 0; 0 takes free ones. Default: `VLLM_NIXL_SIDE_CHANNEL_PORT`, else
-   * 0.
-   */
+  /** Of data-parallel rank 0. Default: `VLLM_NIXL_SIDE_CHANNEL_PORT`, else 0: free ones. */
   sideChannelPort: port.optional(),
   compat: compatSchema.prefault({}),
-  /** Compute digests of sent and received KV, for `/kv/transfers`. */
   digests: z.boolean().default(false),
-  /** Bounds of the HTTP server; see `HttpLimits`. Default: those of `httpLimits`. */
   httpLimits: httpLimitsSchema.default({}),
-  /**
-   * Send clients the messages of failures inside the deployment, which may name hosts and ports.
-   * Default: only their code.
-   */
+  /** Send clients the messages of failures inside the deployment, which may name hosts. */
   exposeErrors: z.boolean().default(false),
-  /**
-   * Accept `demo_zero_block`, and vLLM's routes of sleep mode: `POST /sleep`, `POST /wake_up`,
-   * `GET /is_sleeping`.
-   */
+  /** Accept `demo_zero_block`, and vLLM's routes of sleep mode. */
   debug: z.boolean().default(false),
-  /** Replace the model by one that takes time but computes nothing, for benchmarks. */
+  /** A model that takes time but computes nothing, for benchmarks. */
   simulate: z
     .strictObject({
       forwardMsPer512Tokens: z.number().nonnegative(),
@@ -145,7 +110,6 @@ const instanceConfigSchema = z.strictObject({
       maxModelLen: count,
     })
     .optional(),
-  /** Use a block pool that avoids consecutive blocks, as after long use. */
   fragmented: z.boolean().default(false),
   /** After SIGTERM: how long running requests, and blocks that a peer is to read, may take. */
   graceMs: z.number().nonnegative().default(30_000),
@@ -159,7 +123,7 @@ export type InstanceConfig = z.output<typeof instanceConfigSchema>;
  * @throws `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, naming each invalid setting.
  */
 export function readInstanceConfig(value: unknown): InstanceConfig {
-  const parsed = instanceConfigSchema.safeParse(value);
+  const parsed = instanceConfigSchema.safeParse(value, { error: unknownKeys });
   if (parsed.success) return parsed.data;
   const unknown = parsed.error.issues.some(({ code }) => code === "unrecognized_keys");
   throw new KvError(
@@ -169,48 +133,29 @@ export function readInstanceConfig(value: unknown): InstanceConfig {
 }
 
 /**
- * The `kv_transfer_config` of an instance. The side channel's address is that of the instance's
- * settings, else of vLLM's variables, else a free port of 127.0.0.1. A variable that a setting
- * overrides causes a warning.
+ * The `kv_transfer_config` of an instance. A variable that a setting overrides causes a warning.
  * @throws The errors of `readTransferConfig`.
  */
 export function transferConfigOf(
   { kvTransferConfig, sideChannelHost, sideChannelPort }: InstanceConfig,
   { env, log }: { readonly env: Readonly<Record<string, string | undefined>>; readonly log: Log },
 ): KvTransferConfig {
-  const resolve = (
-    name: string,
-    setting: string,
-    given: string | undefined,
-    usual: string,
-  ): string => {
-    const variable = env[name] || undefined;
-    if (given === undefined) return variable ?? usual;
-    if (variable !== undefined && variable !== given)
-      log.warn("setting-not-used", {
-        key: name,
-        value: variable,
-        used: given,
-        reason: `${setting} is set`,
-      });
-    return given;
+  const resolved = (variable: string, setting: string, given: unknown, usual: string) => {
+    const value = env[variable] || undefined;
+    if (given === undefined) return { [variable]: value ?? usual };
+    const used = String(given);
+    if (value !== undefined && value !== used) {
+      const reason = `${setting} is set`;
+      log.warn("setting-not-used", { key: variable, value, used, reason });
+    }
+    return { [variable]: used };
   };
   return readTransferConfig(kvTransferConfig, {
     log,
     env: {
       ...env,
-      VLLM_NIXL_SIDE_CHANNEL_HOST: resolve(
-        "VLLM_NIXL_SIDE_CHANNEL_HOST",
-        "sideChannelHost",
-        sideChannelHost,
-        "127.0.0.1",
-      ),
-      VLLM_NIXL_SIDE_CHANNEL_PORT: resolve(
-        "VLLM_NIXL_SIDE_CHANNEL_PORT",
-        "sideChannelPort",
-        sideChannelPort === undefined ? undefined : String(sideChannelPort),
-        "0",
-      ),
+      ...resolved("VLLM_NIXL_SIDE_CHANNEL_HOST", "sideChannelHost", sideChannelHost, "127.0.0.1"),
+      ...resolved("VLLM_NIXL_SIDE_CHANNEL_PORT", "sideChannelPort", sideChannelPort, "0"),
     },
   });
 }

@@ -1,8 +1,7 @@
-import { cpuPlatform, cudaPlatform, type StagingCopied, staged } from "@kv/connector";
+import { cpuPlatform, cudaPlatform, staged } from "@kv/connector";
 import {
   type Clock,
   type ConnectorModule,
-  type KvCaches,
   KvError,
   type Log,
   type Platform,
@@ -11,6 +10,7 @@ import {
 import { neuronCaches, neuronPlatform, simulatedDevice } from "@kv/neuron";
 import type { KvPoolOptions } from "../engine/cache/kv-pool.js";
 import type { InstanceConfig } from "./instance-config.js";
+import type { KvJournal } from "./kv-journal.js";
 import { createPlatform } from "./modules.js";
 
 export interface InstancePlatform {
@@ -20,20 +20,8 @@ export interface InstancePlatform {
   readonly maxNumSeqs: number;
   readonly maxConcurrentBatches: number;
   readonly prefixCaching: boolean;
-  stagingBlockAt(address: number): number | undefined;
-  takeCopies(requestId: string): CopyTimes | undefined;
-  close(): Promise<void>;
+  close(): void;
 }
-
-/** Copies between device and host for one request. The times are those of the slowest rank. */
-export interface CopyTimes {
-  saveMs: number;
-  loadMs: number;
-  /** Blocks of the staging pool that were transferred in place of the request's. */
-  wireBlockIds: readonly number[];
-}
-
-const MAX_REQUESTS = 1024;
 
 /**
  * Builds the platform that the settings name.
@@ -44,122 +32,74 @@ export async function choosePlatform(
   config: InstanceConfig,
   connector: ConnectorModule,
   { clock, log, transport }: { clock: Clock; log: Log; transport: Transport },
+  journal: KvJournal,
 ): Promise<InstancePlatform> {
-  const { platform: name, platformModule, neuronFamily, maxNumSeqs, prefixCaching } = config;
-  const isNeuron = name === "neuron" && platformModule === undefined;
-  const chosen =
-    platformModule !== undefined
-      ? await createPlatform(platformModule, { log })
-      : isNeuron
-        ? neuronPlatform(neuronFamily === undefined ? {} : { family: neuronFamily })
-        : name === "cuda"
-          ? cudaPlatform(
-              transport.capabilities.memoryTypes.includes("VRAM") ? { gpus: visibleGpus() } : {},
-            )
-          : cpuPlatform();
-  const isStaged = chosen.capabilities.registersAs.length === 0;
-  // A platform with staging runs one sequence, without prefix hits, unless the settings say
-  // otherwise; it may refuse them.
-  const settings = {
-    maxNumSeqs: maxNumSeqs ?? (isStaged ? 1 : 64),
-    prefixCaching: prefixCaching ?? !isStaged,
+  const { platformModule, neuronFamily } = config;
+  const name = platformModule === undefined ? config.platform : "module";
+  const hasGpus = transport.capabilities.memoryTypes.includes("VRAM");
+  const platforms = {
+    cpu: () => cpuPlatform(),
+    cuda: () => cudaPlatform(hasGpus ? { gpus: visibleGpus() } : {}),
+    neuron: () => neuronPlatform(neuronFamily === undefined ? {} : { family: neuronFamily }),
+    module: () => createPlatform(platformModule ?? "", { log }),
   };
-  for (const { setting, message } of chosen.check(settings))
+  const platform = await platforms[name]();
+  const { registersAs, maxConcurrentBatches: mostBatches } = platform.capabilities;
+  const isStaged = registersAs.length === 0;
+  // With staging, one sequence without prefix hits, unless the settings say otherwise.
+  const settings = {
+    maxNumSeqs: config.maxNumSeqs ?? (isStaged ? 1 : 64),
+    prefixCaching: config.prefixCaching ?? !isStaged,
+  };
+  for (const { setting, message } of platform.check(settings))
     log.warn("platform-setting", { setting, message });
-  const limits = { ...settings, maxConcurrentBatches: maxConcurrentBatchesOf(config, chosen) };
-  if (!isStaged) {
-    return {
-      ...limits,
-      platform: chosen,
-      module: connector,
-      // Ranks take the GPUs in turns.
-      pool:
-        name === "cuda" && platformModule === undefined
-          ? { memory: { memoryType: "VRAM", deviceOf: (rank) => rank % visibleGpus().length } }
-          : {},
-      stagingBlockAt: () => undefined,
-      takeCopies: () => undefined,
-      async close() {},
-    };
+  const { maxConcurrentBatches = mostBatches } = config;
+  if (maxConcurrentBatches > mostBatches) {
+    throw new KvError(
+      "KV_PLATFORM_UNSUPPORTED",
+      `maxConcurrentBatches is ${maxConcurrentBatches}, and platform ${platform.deviceType} executes at most ${mostBatches}`,
+      { hint: "leave it out, or choose a lower one" },
+    );
   }
-  const device = isNeuron
-    ? simulatedDevice({
-        clock,
-        bytesPerMs: config.deviceBytesPerMs,
-        latencyMs: config.deviceLatencyMs,
-      })
-    : undefined;
-  const pools: KvCaches[] = [];
-  const copies = new Map<string, CopyTimes>();
-  const platform: Platform = {
-    ...chosen,
+  const limits = { ...settings, maxConcurrentBatches };
+  if (!isStaged) {
+    // Ranks take the GPUs in turns.
+    const deviceOf = (rank: number) => rank % visibleGpus().length;
+    const pool = name === "cuda" ? { memory: { memoryType: "VRAM", deviceOf } as const } : {};
+    return { ...limits, platform, module: connector, pool, close() {} };
+  }
+  const stagedPlatform: Platform = {
+    ...platform,
     async createStaging(options) {
-      const staging = await chosen.createStaging?.(options);
+      const staging = await platform.createStaging?.(options);
       if (staging === undefined) {
         throw new KvError(
           "KV_PLATFORM_UNSUPPORTED",
-          `platform ${chosen.deviceType} registers no memory (registersAs is empty) and has no createStaging`,
+          `platform ${platform.deviceType} registers no memory (registersAs is empty) and has no createStaging`,
         );
       }
-      pools.push(staging.wireCaches);
+      journal.addCaches(staging.wireCaches);
       return staging;
     },
   };
-  function copied({ requestId, direction, wire, durationMs }: StagingCopied): void {
-    const times = copies.get(requestId) ?? { saveMs: 0, loadMs: 0, wireBlockIds: [] };
-    if (direction === "save") times.saveMs = Math.max(times.saveMs, durationMs);
-    else times.loadMs = Math.max(times.loadMs, durationMs);
-    // A prompt that is computed in chunks is saved in several copies.
-    times.wireBlockIds = [...new Set([...times.wireBlockIds, ...(wire[0] ?? [])])];
-    copies.set(requestId, times);
-    const [oldest] = copies.keys();
-    if (copies.size > MAX_REQUESTS && oldest !== undefined) copies.delete(oldest);
-  }
-  const poolBlocks = config.stagingBlocks ?? config.numBlocks;
+  const module = staged(connector, {
+    platform: stagedPlatform,
+    poolBlocks: config.stagingBlocks ?? config.numBlocks,
+    onCopied: (copied) => journal.copied(copied),
+  });
+  if (name !== "neuron")
+    return { ...limits, platform: stagedPlatform, module, pool: {}, close() {} };
+  const { deviceBytesPerMs: bytesPerMs, deviceLatencyMs: latencyMs } = config;
+  const device = simulatedDevice({ clock, bytesPerMs, latencyMs });
   return {
     ...limits,
-    platform,
-    module: staged(connector, { platform, poolBlocks, onCopied: copied }),
-    pool: device === undefined ? {} : { openCaches: (rank) => neuronCaches({ device, ...rank }) },
-    stagingBlockAt: (address) => blockAt(pools, address),
-    takeCopies(requestId) {
-      const times = copies.get(requestId);
-      copies.delete(requestId);
-      return times;
-    },
-    close: async () => device?.close(),
+    platform: stagedPlatform,
+    module,
+    pool: { openCaches: (rank) => neuronCaches({ device, ...rank }) },
+    close: () => device.close(),
   };
 }
 
 /** The GPUs of `CUDA_VISIBLE_DEVICES`, which the driver counts from 0; GPU 0 without it. */
 const visibleGpus = (): readonly string[] =>
   (process.env["CUDA_VISIBLE_DEVICES"] ?? "0").split(",");
-
-/**
- * The setting, at most the platform's limit, which is the default.
- * @throws `KV_PLATFORM_UNSUPPORTED` for a higher one.
- */
-function maxConcurrentBatchesOf(
-  { maxConcurrentBatches }: InstanceConfig,
-  { deviceType, capabilities }: Platform,
-): number {
-  const limit = capabilities.maxConcurrentBatches;
-  if (maxConcurrentBatches === undefined || maxConcurrentBatches <= limit)
-    return maxConcurrentBatches ?? limit;
-  throw new KvError(
-    "KV_PLATFORM_UNSUPPORTED",
-    `maxConcurrentBatches is ${maxConcurrentBatches}, and platform ${deviceType} executes at most ${limit}`,
-    { hint: "leave it out, or choose a lower one" },
-  );
-}
-
-function blockAt(pools: readonly KvCaches[], address: number): number | undefined {
-  for (const { regions } of pools) {
-    for (const { memory, offsetBytes, numBlocks, blockStrideBytes } of regions) {
-      const within = address - memory.address - offsetBytes;
-      if (within >= 0 && within < numBlocks * blockStrideBytes)
-        return Math.floor(within / blockStrideBytes);
-    }
-  }
-  return undefined;
-}

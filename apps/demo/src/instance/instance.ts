@@ -1,5 +1,5 @@
 import { memoryMetrics } from "@kv/connector";
-import { type Ambient, ambient, KvError, type SideChannel, type Transport } from "@kv/interface";
+import { type Ambient, ambient, type SideChannel, type Transport } from "@kv/interface";
 import { DIGEST_TOKENS } from "../engine/cache/kv-layout.js";
 import type { ServedInstance } from "../http/generation.js";
 import { InstanceServer } from "../http/server.js";
@@ -9,7 +9,6 @@ import { loadTokenizer } from "../model/tokenizer/tokenizer.js";
 import { CloseStack } from "./close-stack.js";
 import { type EngineRank, startEngineRank } from "./engine-rank.js";
 import { type InstanceConfig, transferConfigOf } from "./instance-config.js";
-import { KvJournal } from "./kv-journal.js";
 
 /** Transport and side channel belong to the instance, which closes them. */
 export interface InstanceOptions extends Partial<Omit<Ambient, "metrics">> {
@@ -17,91 +16,77 @@ export interface InstanceOptions extends Partial<Omit<Ambient, "metrics">> {
   readonly sideChannel: SideChannel;
 }
 
-/** A prefill or decode server that runs. */
 export type Instance = Awaited<ReturnType<typeof startInstance>>;
 
 /**
- * Starts an instance: model, paged cache, an engine with a connector for each data-parallel rank,
- * HTTP. What was opened is closed then.
+ * Starts an instance.
  * @throws `KV_CONFIG_INVALID`, `KV_PLATFORM_UNSUPPORTED`, `KV_MODEL_UNSUPPORTED`; those of the
- * connector, the transport and the side channel.
+ * connector, the transport and the side channel. What was opened is closed then.
  */
 export async function startInstance(config: InstanceConfig, options: InstanceOptions) {
   const { transport, sideChannel } = options;
   const metrics = memoryMetrics();
   const environment = ambient({ ...options, metrics });
-  const { clock, random, log } = environment;
+  const { clock, log } = environment;
   const closers = new CloseStack(log);
   closers.add("side channel", () => sideChannel.close());
   closers.add("transport", () => transport.close());
   try {
     const transferConfig = transferConfigOf(config, { env: process.env, log });
-    const loaded = await loadModel({
-      intraOpThreads: config.intraOpThreads,
-      directory: config.model,
-      tinyKvHeads: config.tinyKvHeads,
-    });
+    const { intraOpThreads, tinyKvHeads, simulate } = config;
+    const loaded = await loadModel({ intraOpThreads, directory: config.model, tinyKvHeads });
     closers.add("model", () => loaded.close());
     const { directory, vocabSize } = loaded.config;
     const model =
-      config.simulate === undefined
-        ? loaded
-        : simulatedModel({ ...config.simulate, clock, vocabSize });
-    const name = config.servedModelName ?? loaded.config.name;
-    const journal = new KvJournal();
-    const blocksToZero = new Map<string, number>();
-    const engineId = transferConfig.engineId ?? random.uuid();
-    const ranks: EngineRank[] = [];
-    for (let dpRank = 0; dpRank < config.dp; dpRank++) {
-      const rank = {
+      simulate === undefined ? loaded : simulatedModel({ ...simulate, clock, vocabSize });
+    const servedName = config.servedModelName ?? loaded.config.name;
+    const engineId = transferConfig.engineId ?? environment.random.uuid();
+    const startRank = (dpRank: number) =>
+      startEngineRank({
         config,
         transferConfig,
         transport,
         sideChannel,
         model,
         closers,
-        journal,
-        blocksToZero,
+        servedName,
         dpRank,
-        servedName: name,
         // As vLLM names the engines of data-parallel ranks.
         engineId: config.dp === 1 ? engineId : `${engineId}_dp${dpRank}`,
         ambient: environment,
-      };
-      ranks.push(await startEngineRank(rank));
-    }
-    const [first] = ranks;
-    if (first === undefined) throw new KvError("KV_INTERNAL", "the instance has no rank");
+      });
+    const first = await startRank(0);
+    const ranks = [first];
+    while (ranks.length < config.dp) ranks.push(await startRank(ranks.length));
 
-    const { role, tp, blockSize, numBlocks, httpLimits: limits, exposeErrors } = config;
-    const { maxModelLen } = first;
+    const { role, name = null, tp, dp, blockSize, numBlocks } = config;
     const engines = ranks.map(({ engine }) => engine);
     const engineIds = ranks.map((rank) => rank.engineId);
-    const backend = first.backend();
+    const { maxModelLen, platform } = first;
+    const { backend } = first.journal;
     const outstanding = () => sumByName(engines.map((engine) => engine.outstanding()));
     let isClosing = false;
     const served: ServedInstance = {
       engines,
-      tokenizer: await loadTokenizer({ directory, vocabSize }),
-      modelNames: [name, directory],
+      tokenizer: await loadTokenizer(directory, vocabSize),
+      modelNames: [servedName, directory],
       maxModelLen,
       maxOutputTokens: (numBlocks - 1) * blockSize,
       debug: config.debug,
-      zeroBlockOf: (requestId, block) => void blocksToZero.set(requestId, block),
       // While an engine sleeps, a proxy sends its requests to others.
       ready: () => !isClosing && !engines.some(({ sleepMode }) => sleepMode.isOn),
       status: () => ({
         role,
-        name: config.name ?? null,
+        name,
         engine_id: first.engineId,
         engine_ids: engineIds,
-        model: name,
-        connector: first.platform.module.name,
+        model: servedName,
+        connector: platform.module.name,
         transport: transport.name,
-        platform: first.platform.platform.deviceType,
+        platform: platform.platform.deviceType,
         backend,
         tp,
-        dp: config.dp,
+        dp,
         block_size: blockSize,
         num_blocks: numBlocks,
         free_blocks: ranks.reduce((sum, { blocks }) => sum + blocks.free, 0),
@@ -109,25 +94,28 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
         outstanding: outstanding(),
         workers: ranks.flatMap(({ workers }) => workers.map((worker) => worker.outstanding())),
       }),
-      metrics: () => `${metrics.render()}${cacheMetrics(config, ranks, name)}`,
-      kvTransfers: () => ({ digest_tokens: DIGEST_TOKENS, records: journal.records }),
+      metrics: () => `${metrics.render()}${cacheMetrics(config, ranks, servedName)}`,
+      kvTransfers: () => ({
+        digest_tokens: DIGEST_TOKENS,
+        records: ranks.flatMap(({ journal }) => journal.records),
+      }),
     };
+    const { httpLimits: limits, exposeErrors } = config;
     const server = new InstanceServer(served, { ...environment, limits, exposeErrors });
     closers.add("HTTP server", () => server.close());
     // The engines close before the server, so that clients get the errors of aborted requests.
     for (const { engine, dpRank } of ranks) closers.add(`engine ${dpRank}`, () => engine.close());
-    const { url, port } = await server.listen({ host: config.host, port: config.port });
+    const { url, port } = await server.listen(config.host, config.port);
     log.info("instance-ready", { role, url, engineIds, backend, tp, blockSize });
 
     const close = () => {
       isClosing = true;
       return closers.close();
     };
-    const { sideChannelHost, sideChannelPort } = first.transferConfig;
-    const { maxNumSeqs, prefixCaching, maxConcurrentBatches } = first.platform;
+    const { sideChannelHost, sideChannelPort } = transferConfig;
+    const { maxNumSeqs, prefixCaching, maxConcurrentBatches } = platform;
     return {
       ...served,
-      engines,
       url,
       port,
       /** The engine id of each data-parallel rank, as peers know it. */
@@ -135,7 +123,6 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
       backend,
       /** Where the first rank answers handshakes; null for a connector without a side channel. */
       sideChannel: first.sideChannel ?? null,
-      /** The settings in effect. */
       settings: {
         ...config,
         port,
@@ -155,7 +142,12 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
         isClosing = true;
         log.info("instance-draining", { role, ...outstanding() });
         const idle = Promise.all(engines.map((engine) => engine.idle()));
-        await waitAtMost(idle, config.graceMs, clock);
+        let timer: { cancel(): void } | undefined;
+        const late = new Promise<void>((resolve) => {
+          timer = clock.setTimer(resolve, config.graceMs);
+        });
+        await Promise.race([idle, late]);
+        timer?.cancel();
         await close();
       },
       close,
@@ -180,41 +172,34 @@ function cacheMetrics(
   ranks: readonly EngineRank[],
   model: string,
 ): string {
-  const gauge = (name: string, help: string, sample: (rank: EngineRank) => number) =>
-    `# HELP ${name} ${help}\n# TYPE ${name} gauge\n${ranks.map((rank) => `${name}{engine="${rank.dpRank}",model_name=${JSON.stringify(model)}} ${sample(rank)}\n`).join("")}`;
-  const info = ranks.map(
-    ({ dpRank }) =>
-      `vllm:cache_config_info{block_size="${blockSize}",engine="${dpRank}",num_gpu_blocks="${numBlocks}"} 1.0\n`,
-  );
+  const gauge = (name: string, help: string, sampleOf: (rank: EngineRank) => string) =>
+    `# HELP ${name} ${help}\n# TYPE ${name} gauge\n${ranks.map((rank) => `${name}${sampleOf(rank)}\n`).join("")}`;
+  const named = (sample: (rank: EngineRank) => number) => (rank: EngineRank) =>
+    `{engine="${rank.dpRank}",model_name=${JSON.stringify(model)}} ${sample(rank)}`;
   return [
-    "# HELP vllm:cache_config_info Information of the cache.\n# TYPE vllm:cache_config_info gauge\n",
-    ...info,
+    gauge(
+      "vllm:cache_config_info",
+      "Information of the cache.",
+      ({ dpRank }) =>
+        `{block_size="${blockSize}",engine="${dpRank}",num_gpu_blocks="${numBlocks}"} 1.0`,
+    ),
     gauge(
       "vllm:kv_cache_usage_perc",
       "Share of the blocks in use; 1 is all of them.",
-      ({ blocks }) => blocks.held / (numBlocks - 1),
+      named(({ blocks }) => blocks.held / (numBlocks - 1)),
     ),
     gauge(
       "vllm:num_requests_running",
       "Requests in execution.",
-      ({ engine }) => engine.requestCounts().running,
+      named(({ engine }) => engine.requestCounts().running),
     ),
-    gauge("vllm:num_requests_waiting", "Requests that wait.", ({ engine }) => {
-      const { waiting, remote } = engine.requestCounts();
-      return waiting + remote;
-    }),
+    gauge(
+      "vllm:num_requests_waiting",
+      "Requests that wait.",
+      named(({ engine }) => {
+        const { waiting, remote } = engine.requestCounts();
+        return waiting + remote;
+      }),
+    ),
   ].join("");
-}
-
-async function waitAtMost(
-  work: Promise<unknown>,
-  timeoutMs: number,
-  clock: Ambient["clock"],
-): Promise<void> {
-  let timer: { cancel(): void } | undefined;
-  const timeout = new Promise<void>((resolve) => {
-    timer = clock.setTimer(resolve, timeoutMs);
-  });
-  await Promise.race([work, timeout]);
-  timer?.cancel();
 }

@@ -2,40 +2,26 @@ import { importFrom } from "@kv/connector";
 import { KvError, type Log, type Platform, type Transport } from "@kv/interface";
 import { type CacheKind, registerCacheKind } from "@kv/plan";
 
+interface Given {
+  readonly log: Log;
+}
+
 /**
  * Opens the transport of a module, whose default export is a function `({ log }) => Transport`.
- * `specifier`: a package installed in the working directory, a path, or a `file:` URL.
+ * `specifier`: an installed package, a path, or a `file:` URL.
  * @throws `KV_CONFIG_INVALID`, and those of the function.
  */
-export async function openTransport(
-  specifier: string,
-  options: { readonly log: Log },
-): Promise<Transport> {
-  return made(specifier, await (await factoryIn(specifier, "Transport"))(options), "Transport", [
-    "createAgent",
-    "allocate",
-    "close",
-  ]);
+export function openTransport(specifier: string, given: Given): Promise<Transport> {
+  return made(specifier, given, "Transport", ["createAgent", "allocate", "close"]);
+}
+
+/** The same for a function `({ log }) => Platform`. */
+export function createPlatform(specifier: string, given: Given): Promise<Platform> {
+  return made(specifier, given, "Platform", ["kvCacheShape", "maxModelLen", "check"]);
 }
 
 /**
- * Creates the platform of a module, whose default export is a function `({ log }) => Platform`.
- * @throws As `openTransport`.
- */
-export async function createPlatform(
-  specifier: string,
-  options: { readonly log: Log },
-): Promise<Platform> {
-  return made(specifier, await (await factoryIn(specifier, "Platform"))(options), "Platform", [
-    "kvCacheShape",
-    "maxModelLen",
-    "check",
-  ]);
-}
-
-/**
- * Adds the kind of cache that a module exports by default to this process's plans, and returns its
- * name.
+ * Adds the kind of cache that a module exports by default to this process's plans.
  * @throws `KV_CONFIG_INVALID`, `KV_PLAN_INVALID`.
  */
 export async function addCacheKind(specifier: string): Promise<string> {
@@ -46,19 +32,17 @@ export async function addCacheKind(specifier: string): Promise<string> {
   return (kind as CacheKind).name;
 }
 
-async function factoryIn(
+async function made<T>(
   specifier: string,
+  given: Given,
   what: string,
-): Promise<(options: { log: Log }) => unknown> {
-  const exported = await defaultExport(specifier);
-  if (typeof exported === "function") return exported as (options: { log: Log }) => unknown;
-  throw invalid(specifier, `its default export is no function that returns a ${what}`);
-}
-
-function made<T>(specifier: string, value: unknown, what: string, methods: readonly string[]): T {
-  const lacking = methods.filter(
-    (name) => typeof (value as Record<string, unknown> | null)?.[name] !== "function",
-  );
+  methods: readonly string[],
+): Promise<T> {
+  const make = await defaultExport(specifier);
+  if (typeof make !== "function")
+    throw invalid(specifier, `its default export is no function that returns a ${what}`);
+  const value = (await make(given)) as Readonly<Record<string, unknown>> | null;
+  const lacking = methods.filter((name) => typeof value?.[name] !== "function");
   if (lacking.length === 0) return value as T;
   throw invalid(
     specifier,
@@ -70,11 +54,8 @@ async function defaultExport(specifier: string): Promise<unknown> {
   try {
     return ((await importFrom(specifier, process.cwd())) as { default?: unknown }).default;
   } catch (cause) {
-    throw invalid(
-      specifier,
-      `it could not be loaded: ${cause instanceof Error ? cause.message : String(cause)}`,
-      cause,
-    );
+    const reason = cause instanceof Error ? cause.message : String(cause);
+    throw invalid(specifier, `it could not be loaded: ${reason}`, cause);
   }
 }
 

@@ -1,9 +1,16 @@
+import { createRequire } from "node:module";
+import { Worker } from "node:worker_threads";
 import { KvError } from "@kv/interface";
-import { kvBytes } from "../engine/cache/kv-layout.js";
 import type { EngineModel, EngineModelConfig, ForwardInput } from "../engine/engine-model.js";
-import { startModelThread } from "./model-thread.js";
 import { type PrepareOptions, prepareModel, readModelFacts } from "./prepare-model.js";
-import type { ForwardDone, SessionShape } from "./worker/worker-protocol.js";
+import { busyFlag, setBusy, setIdle, waitAtExit } from "./worker/busy-flag.js";
+import type {
+  ForwardDone,
+  FromWorker,
+  SessionShape,
+  ToWorker,
+  WorkerData,
+} from "./worker/worker-protocol.js";
 
 export interface ModelConfig extends EngineModelConfig {
   readonly name: string;
@@ -14,50 +21,34 @@ export interface ModelConfig extends EngineModelConfig {
 /**
  * A decoder on its own thread. Calls run one after another, in the order in which they were made.
  */
-export interface Model extends EngineModel {
+export interface Model extends EngineModel, AsyncDisposable {
   readonly config: ModelConfig;
   /**
    * One step of one sequence.
-   *
-   * @throws KvError KV_REQUEST_INVALID for tokens or positions out of range, a past of the wrong
-   * length, or a
-   *   position that does not continue the worker's KV; KV_REQUEST_ABORTED when the model is closed before the step
-   *   starts; KV_ENGINE_FAILED when the step fails or the thread dies.
+   * @throws `KV_REQUEST_INVALID` for a position that does not continue the worker's KV;
+   * `KV_REQUEST_ABORTED` when the model is closed before the step starts; `KV_ENGINE_FAILED` when
+   * the step fails or the thread dies.
    */
   forward(input: ForwardInput): Promise<ForwardDone>;
-  /**
-   * Ends the thread after the step in progress; steps that wait are rejected. May be called again.
-   */
+  /** After the step in progress; steps that wait are rejected. */
   close(): Promise<void>;
 }
 
 export interface LoadOptions extends PrepareOptions {
-  directory?: string | undefined;
-  intraOpThreads?: number | undefined;
+  readonly directory?: string | undefined;
+  readonly intraOpThreads?: number | undefined;
 }
 
-/**
- * @throws KvError KV_CONFIG_INVALID or KV_MODEL_UNSUPPORTED, naming the file and what is wrong with
- * it.
- */
+/** @throws `KV_CONFIG_INVALID`, `KV_MODEL_UNSUPPORTED`, naming the file and what is wrong with it. */
 export async function loadModel(options: LoadOptions = {}): Promise<Model> {
-  const { directory, intraOpThreads = 1, ...prepare } = options;
-  if (!Number.isInteger(intraOpThreads) || intraOpThreads < 1 || intraOpThreads > 1024) {
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      `intraOpThreads ${intraOpThreads} is not between 1 and 1024`,
-    );
-  }
-  const prepared = await prepareModel(directory, prepare);
-  const facts = await readModelFacts(prepared.directory);
-  const { onnxPath } = prepared;
-  const thread = await startModelThread({
-    onnxPath,
-    intraOpThreads,
-    kvHeads: facts.kvHeads,
-    headDim: facts.headDim,
-  });
-  const vocabSize = thread.shape.vocabSize ?? facts.vocabSize;
+  const { intraOpThreads = 1 } = options;
+  const { name, directory, onnxPath } = await prepareModel(options.directory, options);
+  const facts = await readModelFacts(directory);
+  const { kvHeads, headDim, maxModelLen, eosTokenIds } = facts;
+  const busy = busyFlag();
+  const thread = new ModelThread({ busy, onnxPath, intraOpThreads, kvHeads, headDim });
+  const shape = await thread.opened;
+  const vocabSize = shape.vocabSize ?? facts.vocabSize;
   if (vocabSize === undefined) {
     await thread.close();
     throw new KvError(
@@ -65,65 +56,99 @@ export async function loadModel(options: LoadOptions = {}): Promise<Model> {
       `neither ${onnxPath} nor config.json has the size of the vocabulary`,
     );
   }
-  const { layers, kvHeads, headDim, kvType } = thread.shape;
-  const { name, directory: home } = prepared;
-  const { maxModelLen, eosTokenIds } = facts;
-  const shape = { layers, kvHeads, headDim, vocabSize, maxModelLen, eosTokenIds };
-  const config: ModelConfig = Object.freeze({ name, directory: home, ...shape, kvType });
-
   return {
-    config,
+    config: { ...shape, name, directory, vocabSize, maxModelLen, eosTokenIds },
     async forward(input) {
-      checkForward(input, config);
       const { past, topLogprobs = 1 } = input;
       // A copy: posting a view would copy its whole buffer.
       const job = { ...input, tokens: input.tokens.slice(), topLogprobs };
       const transfer = past === undefined ? [] : [past.kv];
-      const done = await thread.call((id) => ({ kind: "forward", id, job }), transfer);
-      if (done === undefined)
-        throw new KvError("KV_INTERNAL", "the model's thread answered a step without a result");
-      return done;
+      return (await thread.call({ kind: "forward", job }, transfer)) as ForwardDone;
     },
     async dropSequence(sequenceId) {
-      try {
-        await thread.call((id) => ({ kind: "drop", id, sequenceId }));
-      } catch (error) {
+      await thread.call({ kind: "drop", sequenceId }).catch((error: unknown) => {
         // A thread that has ended holds no sequences.
-        if (!thread.ended()) throw error;
-      }
+        if (thread.end === undefined) throw error;
+      });
     },
     close: () => thread.close(),
+    [Symbol.asyncDispose]: () => thread.close(),
   };
 }
 
-const maxLogprobs = 100;
+/** The thread of `model-worker.ts`. It gets one message at a time. */
+class ModelThread {
+  readonly opened: Promise<SessionShape>;
+  /** Why there are no more calls. */
+  end: KvError | undefined;
+  readonly #worker: Worker;
+  readonly #busy: WorkerData["busy"];
+  readonly #exited: Promise<void>;
+  #last: Promise<unknown>;
+  #awaited: { resolve(message: FromWorker): void; reject(error: KvError): void } | undefined;
 
-function checkForward(input: ForwardInput, limits: EngineModelConfig): void {
-  const { sequenceId, tokens, position, past, topLogprobs = 1 } = input;
-  const refuse = (message: string): never => {
-    throw new KvError("KV_REQUEST_INVALID", `sequence ${sequenceId}: ${message}`);
-  };
-  if (tokens.length === 0) refuse("there are no tokens to run");
-  for (const token of tokens) {
-    if (token < 0 || token >= limits.vocabSize) {
-      refuse(`token id ${token} is outside the vocabulary of ${limits.vocabSize}`);
+  constructor(workerData: WorkerData) {
+    const { busy } = workerData;
+    this.#busy = busy;
+    const file = createRequire(import.meta.url).resolve("@kv/demo/model-worker");
+    this.#worker = new Worker(file, { workerData, execArgv: [], name: "kv-model" });
+    const stopWaiting = waitAtExit(busy);
+    const died = (reason: string, cause?: unknown) => {
+      this.end ??= new KvError("KV_ENGINE_FAILED", `the model's thread ${reason}`, { cause });
+      setIdle(busy);
+      this.#awaited?.reject(this.end);
+    };
+    this.#worker.on("message", (message: FromWorker) => this.#awaited?.resolve(message));
+    this.#worker.on("error", (cause) => died(`failed: ${cause}`, cause));
+    this.#exited = new Promise((resolve) => {
+      this.#worker.once("exit", (code) => {
+        died(`ended with exit code ${code}`);
+        stopWaiting();
+        resolve();
+      });
+    });
+    this.opened = this.#answer() as Promise<SessionShape>;
+    this.#last = this.opened.catch(() => {});
+  }
+
+  call(message: ToWorker, transfer: readonly ArrayBuffer[] = []) {
+    const answer = this.#last.then(() => {
+      if (this.end !== undefined) throw this.end;
+      this.#post(message, transfer);
+      return this.#answer();
+    });
+    this.#last = answer.catch(() => {});
+    return answer;
+  }
+
+  async close(): Promise<void> {
+    // A step that was asked for just before begins first.
+    await Promise.resolve();
+    if (this.end === undefined) {
+      this.end = new KvError("KV_REQUEST_ABORTED", "the model was closed");
+      await this.#last;
+      this.#worker.postMessage({ kind: "close" } satisfies ToWorker);
+    }
+    await this.#exited;
+  }
+
+  #post(message: ToWorker, transfer: readonly ArrayBuffer[]): void {
+    setBusy(this.#busy);
+    try {
+      this.#worker.postMessage(message, transfer);
+    } catch (error) {
+      setIdle(this.#busy);
+      const what = "the past cannot be transferred to the model's thread";
+      throw KvError.from(error, "KV_MEMORY_INVALID", what);
     }
   }
-  if (!Number.isInteger(position) || position < 0)
-    refuse(`position ${position} is not a number of tokens`);
-  const end = position + tokens.length;
-  if (end > limits.maxModelLen) {
-    refuse(`${end} tokens exceed the model's limit of ${limits.maxModelLen}`);
-  }
-  const most = Math.min(maxLogprobs, limits.vocabSize);
-  if (!Number.isInteger(topLogprobs) || topLogprobs < 1 || topLogprobs > most) {
-    refuse(`topLogprobs ${topLogprobs} is not between 1 and ${most}`);
-  }
-  if (past === undefined) return;
-  if (past.tokens !== position)
-    refuse(`its past has ${past.tokens} tokens, its position is ${position}`);
-  const expected = kvBytes(limits, past.tokens);
-  if (past.kv.byteLength !== expected) {
-    refuse(`its past has ${past.kv.byteLength} bytes, ${past.tokens} tokens have ${expected}`);
+
+  async #answer() {
+    const message = await new Promise<FromWorker>((resolve, reject) => {
+      this.#awaited = { resolve, reject };
+    });
+    if (!("error" in message)) return message.result;
+    const { code, message: text, ...options } = message.error;
+    throw new KvError(code, text, options);
   }
 }

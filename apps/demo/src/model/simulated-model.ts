@@ -8,21 +8,15 @@ export interface SimulatedModelOptions {
   readonly headDim: number;
   readonly vocabSize: number;
   readonly maxModelLen: number;
-  /**
-   * Duration of a forward pass of 512 tokens. It is proportional to the number of tokens; each
-   * layer takes an equal part.
-   */
+  /** Proportional to the number of tokens; each layer takes an equal part. */
   readonly forwardMsPer512Tokens: number;
-  /**
-   * Shortest duration of a forward pass, as an accelerator reads all weights for each. Default: 0.
-   */
+  /** An accelerator reads all weights for each pass. Default: 0. */
   readonly leastPassMs?: number | undefined;
 }
 
 /**
  * A model for benchmarks that takes time and computes nothing. Its KV encodes token and position,
- * and the next token follows from the last one. It does not use past KV, so transferred KV must be
- * compared by its digests.
+ * and the next token follows from the last one, not from past KV.
  */
 export function simulatedModel(options: SimulatedModelOptions): EngineModel {
   const {
@@ -38,10 +32,7 @@ export function simulatedModel(options: SimulatedModelOptions): EngineModel {
   const width = 2 * headDim;
   /** Of one layer. */
   const tokenBytes = kvHeads * width * Float32Array.BYTES_PER_ELEMENT;
-  /**
-   * The buffer of a prompt's layer that was stored. Megabytes of new buffers would make V8 run full
-   * collections.
-   */
+  /** Of a layer that was stored. Megabytes of new buffers would make V8 run full collections. */
   let spare: ArrayBuffer | undefined;
   const bufferFor = (tokens: number): Float32Array<ArrayBuffer> => {
     const lengthBytes = tokens * tokenBytes;

@@ -4,9 +4,7 @@ import { printError } from "@kv/program";
 const LOG_LEVELS = ["debug", "info", "warn", "error", "silent"] as const;
 export type LogLevel = (typeof LOG_LEVELS)[number];
 
-/**
- * Logs lines of JSON to stderr, because stdout is for results. `fixed` fields are on every line.
- */
+/** Lines of JSON on stderr, because stdout is for results. */
 export function jsonLog(level: LogLevel, fixed: LogFields = {}): Log {
   const minimum = LOG_LEVELS.indexOf(level);
   const at = (name: LogLevel) => (event: string, fields?: LogFields) => {

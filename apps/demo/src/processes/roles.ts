@@ -10,7 +10,6 @@ import { readInstanceConfig } from "../instance/instance-config.js";
 import { openTransport } from "../instance/modules.js";
 import type { ReadyServer } from "./child-process.js";
 import { jsonLog, type LogLevel } from "./json-log.js";
-import { parseJson } from "./parse-json.js";
 
 export interface ServerFlags {
   readonly config?: string | undefined;
@@ -21,54 +20,45 @@ export interface ServerFlags {
   readonly child?: boolean | undefined;
 }
 
-/**
- * Options of `prefill`, `decode` and `instance`. The options are settings of an instance, and come
- * before those of `config`.
- */
+/** Settings of an instance, which come before those of `config`. */
 export interface InstanceFlags extends ServerFlags {
   readonly kvTransferConfig?: string | undefined;
   readonly extraConfig?: string | undefined;
   readonly [setting: string]: unknown;
 }
 
-/** Options of `proxy`, which come before the settings of `config`. */
 export interface ProxyFlags extends ServerFlags {
-  readonly prefill?: readonly string[] | undefined;
-  readonly decode?: readonly string[] | undefined;
+  readonly prefill?: string[] | undefined;
+  readonly decode?: string[] | undefined;
   readonly mode?: ProxySettingsInput["mode"] | undefined;
   readonly adminPort?: number | undefined;
 }
 
-/** Runs one prefill or decode server over NIXL in this process. `role`: that of the command. */
-export async function runInstance(
-  role: "prefill" | "decode" | undefined,
-  flags: InstanceFlags,
-): Promise<void> {
+type Role = "prefill" | "decode" | undefined;
+
+/** `role`: that of the command. */
+export async function runInstance(role: Role, flags: InstanceFlags): Promise<void> {
   const settings = readInstanceConfig(instanceSettings(role, flags));
-  const place = { service: "kv-demo", instance: settings.name ?? settings.role };
-  await runServer(flags, place, async ({ log, tracer }) => {
+  const { transportModule } = settings;
+  await runServer(flags, "kv-demo", settings.name ?? settings.role, async ({ log, tracer }) => {
     const instance = await startInstance(settings, {
       log,
       tracer,
       transport:
-        settings.transportModule === undefined
+        transportModule === undefined
           ? nixlTransport({ log })
-          : await openTransport(settings.transportModule, { log }),
+          : await openTransport(transportModule, { log }),
       sideChannel: zmqSideChannel({ log }),
     });
     const { url, port, backend, engineIds, sideChannel } = instance;
     const shown = { engine_ids: engineIds, config: instance.settings };
-    return { url, port, backend, sideChannel, shown, drain: () => instance.drain() };
+    const drain = () => instance.drain();
+    return { ready: { url, port, backend, sideChannel }, shown, drain };
   });
 }
 
-/**
- * The settings of an instance from the options of its command.
- * @throws `KV_CONFIG_INVALID`.
- */
-export function instanceSettings(
-  role: "prefill" | "decode" | undefined,
-  {
+export function instanceSettings(role: Role, flags: InstanceFlags): Record<string, unknown> {
+  const {
     config,
     kvTransferConfig,
     extraConfig,
@@ -76,76 +66,76 @@ export function instanceSettings(
     child: __,
     trace: ___,
     ...options
-  }: InstanceFlags,
-): Record<string, unknown> {
-  const given = configOf({ config });
-  const usual: Record<string, unknown> = {
+  } = flags;
+  const { kvTransferConfig: inConfig, ...given } = parseJson("--config", config) ?? {};
+  const usual = {
     kv_connector: "NixlConnector",
     kv_role: role === "prefill" ? "kv_producer" : role === "decode" ? "kv_consumer" : "kv_both",
   };
-  const transferConfig =
-    kvTransferConfig === undefined
-      ? ((given.kvTransferConfig as Record<string, unknown> | undefined) ?? usual)
-      : parseJson("--kv-transfer-config", kvTransferConfig);
-  const extra =
-    extraConfig === undefined
-      ? {}
-      : {
-          kv_connector_extra_config: {
-            ...(transferConfig.kv_connector_extra_config as object | undefined),
-            ...parseJson("--extra-config", extraConfig),
-          },
-        };
-  return {
-    ...(role === undefined ? {} : { role }),
-    ...given,
-    ...options,
-    kvTransferConfig: { ...transferConfig, ...extra },
-  };
+  const asked = parseJson("--kv-transfer-config", kvTransferConfig) ?? inConfig ?? usual;
+  const transferConfig = { ...(asked as Record<string, unknown>) };
+  const extra = parseJson("--extra-config", extraConfig);
+  const inFile = transferConfig["kv_connector_extra_config"] as object | undefined;
+  if (extra !== undefined) transferConfig["kv_connector_extra_config"] = { ...inFile, ...extra };
+  return { ...(role && { role }), ...given, ...options, kvTransferConfig: transferConfig };
 }
 
-function configOf({ config }: Pick<ServerFlags, "config">): Record<string, unknown> {
-  return config === undefined ? {} : parseJson("--config", config);
+export function parseJson(
+  option: string,
+  text: string | undefined,
+): Record<string, unknown> | undefined {
+  if (text === undefined) return undefined;
+  let value: unknown;
+  try {
+    value = JSON.parse(text);
+  } catch (cause) {
+    const message = `${option} is not JSON: ${(cause as Error).message}`;
+    throw new KvError("KV_CONFIG_INVALID", message, { cause });
+  }
+  if (typeof value === "object" && value !== null && !Array.isArray(value))
+    return value as Record<string, unknown>;
+  throw new KvError("KV_CONFIG_INVALID", `${option} is ${text.slice(0, 100)}, not a JSON object`);
 }
 
 export async function runProxy(flags: ProxyFlags): Promise<void> {
-  const given = configOf(flags) as ProxySettingsInput & { port?: number };
-  const { port = 0, ...settings } = { ...given, ...defined({ port: flags.port }) };
   const { prefill, decode, mode, adminPort } = flags;
-  const resolved: ProxySettingsInput = {
-    ...settings,
+  const { port = 0, ...given } = (parseJson("--config", flags.config) ??
+    {}) as ProxySettingsInput & { port?: number };
+  const settings: ProxySettingsInput = {
+    ...given,
     ...defined({
-      prefillers: prefill && [...prefill],
-      decoders: decode && [...decode],
+      prefillers: prefill,
+      decoders: decode,
       mode,
-      admin: adminPort === undefined ? undefined : { ...settings.admin, port: adminPort },
+      admin: adminPort === undefined ? undefined : { ...given.admin, port: adminPort },
     }),
   };
-  await runServer(flags, { service: "kv-proxy", instance: "proxy" }, async (ambient) => {
-    const proxy = createProxy({ ...resolved, ...ambient });
-    const address = await proxy.listen({ port });
-    const shown = { config: { ...resolved, port: address.port } };
-    return { ...address, backend: null, sideChannel: null, shown, drain: () => proxy.close() };
+  await runServer(flags, "kv-proxy", "proxy", async (ambient) => {
+    const proxy = createProxy({ ...settings, ...ambient });
+    const address = await proxy.listen({ port: flags.port ?? port });
+    const shown = { config: { ...settings, port: address.port } };
+    const drain = () => proxy.close();
+    return { ready: { ...address, backend: null, sideChannel: null }, shown, drain };
   });
 }
 
-interface Server extends ReadyServer {
+interface Server {
+  readonly ready: ReadyServer;
   readonly shown: object;
   drain(): Promise<void>;
 }
 
-/** Time for the process to end by itself after its server was closed. */
 const EXIT_TIMEOUT_MS = 2000;
 
 /**
  * Runs a server until SIGTERM or SIGINT, which drain it; a second signal ends the process at once.
- * A child of the demo reports over IPC and ends when its parent is gone: the channel closes even
- * when the parent is killed. A process that a user started prints one line of JSON, with the
- * settings in effect.
+ * A child of the demo reports over IPC and ends when its parent is gone. A process that a user
+ * started prints one line of JSON, with the settings in effect.
  */
 async function runServer(
   { child: isChild = false, logLevel, trace }: ServerFlags,
-  { service, instance }: { readonly service: string; readonly instance: string },
+  service: string,
+  instance: string,
   start: (ambient: Pick<Ambient, "log" | "tracer">) => Promise<Server>,
 ): Promise<void> {
   const log = jsonLog(logLevel, { instance, pid: process.pid });
@@ -154,23 +144,17 @@ async function runServer(
   endWithOwner();
   // The channel of `npm run demo` must not keep this process alive after an error.
   if (!isChild) process.channel?.unref();
-  let stopping: Promise<void> | undefined;
+  let isStopping = false;
   let server: Server | undefined;
-  const stop = () => {
-    if (stopping !== undefined || server === undefined) process.exit(1);
-    stopping = drain(server).then(
-      () => exit(0),
-      (error: unknown) => {
-        printError(`${String(error)}\n`);
-        exit(1);
-      },
-    );
-  };
-  async function drain(running: Server): Promise<void> {
+  async function stop(): Promise<void> {
+    if (isStopping || server === undefined) process.exit(1);
+    isStopping = true;
     try {
-      await running.drain();
-    } finally {
-      await traces.close();
+      await server.drain().finally(() => traces.close());
+      exit(0);
+    } catch (error) {
+      printError(`${String(error)}\n`);
+      exit(1);
     }
   }
   process.on("SIGTERM", stop);
@@ -180,22 +164,18 @@ async function runServer(
   try {
     server = await start({ log, tracer: traces.tracer });
   } catch (error) {
-    const { code, message, hint } = KvError.from(error, "KV_INTERNAL", "the server did not start");
     if (!isChild) throw error;
+    const { code, message, hint } = KvError.from(error, "KV_INTERNAL", "the server did not start");
     await sendToOwner({ error: { code, message, hint } });
-    exit(1);
-    return;
+    return exit(1);
   }
-  const { url, port, backend, sideChannel, shown } = server;
-  if (isChild)
-    await sendToOwner({ value: { url, port, backend, sideChannel } satisfies ReadyServer });
+  const { ready, shown } = server;
+  const { url, port, backend } = ready;
+  if (isChild) await sendToOwner({ value: ready });
   else print(`${JSON.stringify({ ready: true, url, port, backend, ...shown })}\n`);
 }
 
-/**
- * Closes the channel to the parent, which keeps the process alive, so that the process ends when
- * everything is closed.
- */
+/** Closes the channel to the parent, so that the process ends when everything is closed. */
 function exit(code: number): void {
   process.exitCode = code;
   process.removeAllListeners("disconnect");

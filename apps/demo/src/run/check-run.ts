@@ -1,36 +1,37 @@
+import { setTimeout as sleep } from "node:timers/promises";
 import { KvError, type Log } from "@kv/interface";
 import type { Cluster } from "../cluster/cluster.js";
 import type { KvRecord, KvTransferRecord } from "../instance/kv-journal.js";
 import { type CompletionOutcome, complete } from "./completion-client.js";
 import type { ExpectedPrompts, PreparedRun } from "./prepare-run.js";
 
+/** One request, as `--json` prints it but for the last two members. */
 export interface CheckedRequest {
-  readonly promptTokens: number;
-  readonly outputTokens: number;
-  /** Time to first token: `queueMs` to `otherMs` are its parts. */
-  readonly ttftMs: number;
+  readonly prompt_tokens: number;
+  readonly output_tokens: number;
+  /** Time to first token: `queue_ms` to `other_ms` are its parts. */
+  readonly ttft_ms: number;
   /** Waiting for other requests, at both instances. */
-  readonly queueMs: number;
-  readonly prefillMs: number;
-  /** Time of copies from the prefill instance's device to host memory. */
-  readonly saveMs: number;
+  readonly queue_ms: number;
+  readonly prefill_ms: number;
+  /** Copies from the prefill instance's device to host memory. */
+  readonly save_ms: number;
   /**
-   * The decode instance's wait for the KV without the transfer and without the prefill instance's
-   * part: at first contact handshake, plan and prepared lists; then the messages and steps around a
-   * transfer.
+   * The decode instance's wait for the KV without transfer and prefill: at first contact handshake,
+   * plan and prepared lists; then the messages and steps around a transfer.
    */
-  readonly connectMs: number;
-  readonly transferMs: number;
-  /** Time of copies from host memory to the decode instance's device. */
-  readonly loadMs: number;
-  /** From the arrival of the KV to the first token, at the decode instance. */
-  readonly firstTokenMs: number;
-  /** The rest of the time to first token: HTTP, the proxy, and the digests of this comparison. */
-  readonly otherMs: number;
-  readonly decodeMs: number;
-  readonly totalMs: number;
-  readonly transferBytes: number;
-  readonly tokensEqual: boolean;
+  readonly connect_ms: number;
+  readonly transfer_ms: number;
+  /** Copies from host memory to the decode instance's device. */
+  readonly load_ms: number;
+  /** From the arrival of the KV. */
+  readonly first_token_ms: number;
+  /** HTTP, the proxy, and the digests of this comparison. */
+  readonly other_ms: number;
+  readonly decode_ms: number;
+  readonly total_ms: number;
+  readonly transfer_bytes: number;
+  readonly tokens_equal: boolean;
   readonly kvEqual: boolean;
   /** Why the request failed or differs; undefined when all is equal. */
   readonly problem: string | undefined;
@@ -40,170 +41,134 @@ export interface CheckedRun {
   readonly ok: boolean;
   readonly requests: readonly CheckedRequest[];
   readonly warm: readonly CheckedRequest[];
-  readonly control: NegativeControl;
+  readonly control: {
+    /** With one block of the received KV zeroed, the tokens differ from the reference. */
+    readonly changed: boolean;
+    /** The same prompt without damage gives the tokens of the reference. */
+    readonly restored: boolean;
+  };
 }
 
 export interface CheckOptions extends Omit<PreparedRun, "modelName"> {
-  /**
-   * The proxy sends both requests of a pushed prompt at once, so the decode instance waits while
-   * the prompt is computed.
-   */
+  /** With push: the decode instance waits while the prompt is computed. Default: true. */
   readonly atOnce?: boolean | undefined;
   readonly runId: string;
   readonly log: Log;
 }
 
 /**
- * Sends all prompts at once; compares tokens with the reference and received KV with sent KV; runs
- * a second round and the negative control.
+ * Compares tokens with the reference and received KV with sent KV, in two rounds, and shows that
+ * the comparison can fail.
  */
 export async function checkRun(cluster: Cluster, options: CheckOptions): Promise<CheckedRun> {
-  const { control, runId, log } = options;
-  const { url } = cluster.proxy;
-  const requests = await checkRound(cluster, options, { name: runId, ...options });
-  const warm = await checkRound(cluster, options, { name: `${runId}-warm`, ...options.warm });
-  const controlled = await runNegativeControl({ url, requestId: `${runId}-control`, ...control });
-  if (!controlled.changed)
+  const { runId, log, warm } = options;
+  const requests = await checkRound(cluster, options, runId, options);
+  const again = await checkRound(cluster, options, `${runId}-warm`, warm);
+  const { promptTokens, expected } = options.control;
+  const controlTokens = async (suffix: string, zeroBlock?: number) => {
+    const requestId = `${runId}-control-${suffix}`;
+    const request = { requestId, promptTokens, maxTokens: expected.length, zeroBlock };
+    const { tokens } = await complete({ url: cluster.proxy.url, ...request });
+    return sameTokens(tokens, expected);
+  };
+  // After the comparison of KV, as it damages KV.
+  const control = {
+    changed: !(await controlTokens("zeroed", 0)),
+    restored: await controlTokens("again"),
+  };
+  if (!control.changed)
     log.error("negative-control-failed", { why: "a zeroed block did not change the tokens" });
-  if (!controlled.restored)
+  if (!control.restored)
     log.error("negative-control-failed", { why: "the undamaged prompt gave other tokens" });
-  const areEqual = [...requests, ...warm].every(({ problem }) => problem === undefined);
-  const ok = areEqual && controlled.changed && controlled.restored;
-  return { ok, requests, warm, control: controlled };
+  const areEqual = [...requests, ...again].every(({ problem }) => problem === undefined);
+  const ok = areEqual && control.changed && control.restored;
+  return { ok, requests, warm: again, control };
 }
 
-/**
- * Sends the prompts of one round at once. Their KV is compared before the negative control, which
- * damages KV.
- */
+/** Sends the prompts of one round at once. */
 async function checkRound(
-  cluster: Cluster,
-  { atOnce = true, log }: Pick<CheckOptions, "atOnce" | "log">,
-  { name, prompts, expected }: { readonly name: string } & ExpectedPrompts,
+  { proxy, prefills, decodes }: Cluster,
+  { atOnce = true, log }: CheckOptions,
+  round: string,
+  { prompts, expected }: ExpectedPrompts,
 ): Promise<CheckedRequest[]> {
-  const ids = prompts.map((_, i) => `${name}-${i}`);
-  const { url } = cluster.proxy;
+  const ids = prompts.map((_, i) => `${round}-${i}`);
   const outcomes = await Promise.allSettled(
     prompts.map((promptTokens, i) =>
-      complete({ url, requestId: ids[i] ?? "", promptTokens, maxTokens: expected[i]?.length ?? 0 }),
+      complete({
+        url: proxy.url,
+        requestId: ids[i] ?? "",
+        promptTokens,
+        maxTokens: expected[i]?.length ?? 0,
+      }),
     ),
   );
-  const received = await recordsOf(cluster.decodes);
-  const sent = await waitForSentRecords(cluster.prefills, received, ids);
-  const requests = outcomes.map((outcome, i) =>
-    checkRequest(outcome, prompts[i] ?? [], expected[i] ?? [], {
-      kv: compareKv(ids[i] ?? "", sent, received),
-      atOnce,
-    }),
-  );
-  for (const [index, { problem }] of requests.entries()) {
-    if (problem !== undefined) log.error("request-differs", { round: name, index, problem });
+  const recordsOf = async (members: Cluster["prefills"]) =>
+    (await Promise.all(members.map(({ url }) => fetchRecords(url)))).flat();
+  const received = await recordsOf(decodes);
+  let compared: KvComparison[];
+  // With push, the sender records a transfer shortly after the receiver continues.
+  for (let attempt = 0; ; attempt++) {
+    const sent = await recordsOf(prefills);
+    compared = ids.map((id) => compareKv(id, sent, received));
+    if (attempt >= 20 || compared.every(({ transfer }) => transfer !== undefined)) break;
+    await sleep(10);
   }
-  return requests;
+  return compared.map((kv, index) => {
+    const checked = checkRequest(outcomes[index], prompts[index], expected[index], kv, atOnce);
+    const { problem } = checked;
+    if (problem !== undefined) log.error("request-differs", { round, index, problem });
+    return checked;
+  });
 }
 
 function checkRequest(
-  outcome: PromiseSettledResult<CompletionOutcome>,
-  prompt: readonly number[],
-  expected: readonly number[],
-  { kv, atOnce }: { kv: KvComparison; atOnce: boolean },
+  outcome: PromiseSettledResult<CompletionOutcome> | undefined,
+  prompt: readonly number[] = [],
+  expected: readonly number[] = [],
+  kv: KvComparison,
+  atOnce: boolean,
 ): CheckedRequest {
   const parts = partsOf(kv, atOnce);
-  const transferBytes = kv.transfer?.length_bytes ?? 0;
-  const measured = { promptTokens: prompt.length, ...parts, transferBytes, kvEqual: kv.equal };
-  if (outcome.status === "rejected") {
-    const { message } = KvError.from(outcome.reason, "KV_INTERNAL", "the request failed");
-    const times = { ttftMs: 0, otherMs: 0, decodeMs: 0, totalMs: 0 };
-    return { ...measured, ...times, outputTokens: 0, tokensEqual: false, problem: message };
-  }
-  const { tokens, ttftMs, totalMs } = outcome.value;
-  const tokensEqual = sameTokens(tokens, expected);
-  const problem = tokensEqual
-    ? kv.difference
-    : `the tokens are ${tokens.join(" ")}, expected ${expected.join(" ")}`;
+  let { difference: problem } = kv;
+  let tokens: readonly number[] = [];
+  let [ttftMs, totalMs] = [0, 0];
+  if (outcome?.status === "fulfilled") {
+    ({ tokens, ttftMs, totalMs } = outcome.value);
+    if (!sameTokens(tokens, expected))
+      problem = `the tokens are ${tokens.join(" ")}, expected ${expected.join(" ")}`;
+  } else problem = KvError.from(outcome?.reason, "KV_INTERNAL", "the request failed").message;
   const known = Object.values(parts).reduce((sum, ms) => sum + ms, 0);
-  const times = {
-    ttftMs,
-    otherMs: Math.max(0, ttftMs - known),
-    decodeMs: totalMs - ttftMs,
-    totalMs,
+  return {
+    prompt_tokens: prompt.length,
+    output_tokens: tokens.length,
+    ttft_ms: ttftMs,
+    ...parts,
+    other_ms: Math.max(0, ttftMs - known),
+    decode_ms: totalMs - ttftMs,
+    total_ms: totalMs,
+    transfer_bytes: kv.transfer?.length_bytes ?? 0,
+    tokens_equal: sameTokens(tokens, expected),
+    kvEqual: kv.equal,
+    problem,
   };
-  return { ...measured, ...times, outputTokens: tokens.length, tokensEqual, problem };
 }
 
 function partsOf({ sent, received, transfer }: KvComparison, atOnce: boolean) {
-  const prefillMs = sent?.forward_ms ?? 0;
-  const saveMs = sent?.save_ms ?? 0;
-  const prefillQueueMs = sent?.queue_ms ?? 0;
-  const { waited_ms: waitedMs = 0, load_ms: loadMs = 0 } = received?.transfer ?? {};
-  const transferMs = transfer?.transfer_ms ?? 0;
+  const { forward_ms = 0, save_ms = 0, queue_ms = 0 } = sent ?? {};
+  const { waited_ms = 0, load_ms = 0 } = received?.transfer ?? {};
+  const transfer_ms = transfer?.transfer_ms ?? 0;
   const isPush = transfer !== undefined && transfer === sent?.transfer;
-  const overlapMs = isPush && atOnce ? prefillQueueMs + prefillMs + saveMs : 0;
+  const overlapMs = isPush && atOnce ? queue_ms + forward_ms + save_ms : 0;
   return {
-    queueMs: prefillQueueMs + (received?.queue_ms ?? 0),
-    prefillMs,
-    saveMs,
-    connectMs: Math.max(0, waitedMs - overlapMs - transferMs - loadMs),
-    transferMs,
-    loadMs,
-    firstTokenMs: received?.first_token_ms ?? 0,
+    queue_ms: queue_ms + (received?.queue_ms ?? 0),
+    prefill_ms: forward_ms,
+    save_ms,
+    connect_ms: Math.max(0, waited_ms - overlapMs - transfer_ms - load_ms),
+    transfer_ms,
+    load_ms,
+    first_token_ms: received?.first_token_ms ?? 0,
   };
-}
-
-const RECORD_ATTEMPTS = 20;
-const RECORD_PAUSE_MS = 10;
-
-/**
- * With push, the sender records a transfer when it has ended, shortly after the receiver continues.
- */
-async function waitForSentRecords(
-  members: Cluster["prefills"],
-  received: readonly KvRecord[],
-  ids: readonly string[],
-): Promise<KvRecord[]> {
-  for (let attempt = 0; ; attempt++) {
-    const sent = await recordsOf(members);
-    const isComplete = ids.every((id) => compareKv(id, sent, received).transfer !== undefined);
-    if (isComplete || attempt >= RECORD_ATTEMPTS) return sent;
-    await new Promise((resolve) => setTimeout(resolve, RECORD_PAUSE_MS));
-  }
-}
-
-async function recordsOf(members: readonly { readonly url: string }[]): Promise<KvRecord[]> {
-  return (await Promise.all(members.map(({ url }) => fetchRecords(url)))).flat();
-}
-
-export interface NegativeControl {
-  /** With one block of the received KV zeroed, the tokens differ from the reference. */
-  readonly changed: boolean;
-  /** The same prompt without damage gives the tokens of the reference. */
-  readonly restored: boolean;
-}
-
-/**
- * Shows that the comparison of tokens can fail: zeroes one transferred block of a prompt before it
- * is used.
- */
-async function runNegativeControl({
-  url,
-  requestId,
-  promptTokens,
-  expected,
-}: {
-  readonly url: string;
-  readonly requestId: string;
-} & PreparedRun["control"]): Promise<NegativeControl> {
-  const run = async (suffix: string, zeroBlock?: number): Promise<boolean> => {
-    const { tokens } = await complete({
-      url,
-      requestId: `${requestId}-${suffix}`,
-      promptTokens,
-      maxTokens: expected.length,
-      zeroBlock,
-    });
-    return sameTokens(tokens, expected);
-  };
-  return { changed: !(await run("zeroed", 0)), restored: await run("again") };
 }
 
 export function sameTokens(a: readonly number[], b: readonly number[]): boolean {
@@ -219,16 +184,13 @@ export async function fetchRecords(url: string): Promise<KvRecord[]> {
 export interface KvComparison {
   readonly sent: KvRecord | undefined;
   readonly received: KvRecord | undefined;
-  /** The transfer, as the side that moved the bytes recorded it. */
+  /** As the side that moved the bytes recorded it. */
   readonly transfer: KvTransferRecord | undefined;
   readonly equal: boolean;
   readonly difference: string | undefined;
 }
 
-/**
- * Finds the records of both sides for a client's request and compares the digests of the
- * transferred tokens.
- */
+/** Compares the digests of both sides for a client's request. */
 export function compareKv(
   requestId: string,
   sentRecords: readonly KvRecord[],
@@ -238,30 +200,25 @@ export function compareKv(
     records.findLast((record) => record.request_id.startsWith(`cmpl-${requestId}-`));
   const sent = of(sentRecords);
   const received = of(receivedRecords);
-  const transfer = [received, sent].find(
-    (record) => (record?.transfer?.length_bytes ?? 0) > 0,
-  )?.transfer;
-  const unequal = (difference: string): KvComparison => ({
-    sent,
-    received,
-    transfer,
-    equal: false,
-    difference,
-  });
-  if (sent === undefined) return unequal("no prefill instance recorded its KV");
-  if (received === undefined) return unequal("no decode instance recorded its KV");
-  if (sent.digests.length === 0 || received.digests.length !== sent.digests.length) {
-    return unequal(
-      `the sender has ${sent.digests.length} digests and the receiver ${received.digests.length}`,
-    );
-  }
+  const transfers = [received?.transfer, sent?.transfer];
+  const transfer = transfers.find((each) => (each?.length_bytes ?? 0) > 0);
+  const difference = differenceOf(sent, received);
+  return { sent, received, transfer, equal: difference === undefined, difference };
+}
+
+function differenceOf(
+  sent: KvRecord | undefined,
+  received: KvRecord | undefined,
+): string | undefined {
+  if (sent === undefined) return "no prefill instance recorded its KV";
+  if (received === undefined) return "no decode instance recorded its KV";
+  if (sent.digests.length === 0 || received.digests.length !== sent.digests.length)
+    return `the sender has ${sent.digests.length} digests and the receiver ${received.digests.length}`;
   // The tokens in the receiver's prefix cache come from an earlier request.
   const first = Math.ceil(received.cached_tokens / received.digest_tokens);
   const differing = sent.digests.findIndex(
     (digest, i) => i >= first && digest !== received.digests[i],
   );
-  if (differing < 0) return { sent, received, transfer, equal: true, difference: undefined };
-  return unequal(
-    `from token ${differing * sent.digest_tokens} on, the received KV differs from the sent KV`,
-  );
+  if (differing < 0) return undefined;
+  return `from token ${differing * sent.digest_tokens} on, the received KV differs from the sent KV`;
 }

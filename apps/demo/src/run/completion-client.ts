@@ -1,3 +1,4 @@
+import { EventFrames, isDone } from "@kv/http";
 import { KvError } from "@kv/interface";
 
 export interface CompletionRequest {
@@ -47,16 +48,17 @@ export async function complete(request: CompletionRequest): Promise<CompletionOu
   const tokens: number[] = [];
   let ttftMs = 0;
   let done = false;
-  for await (const data of eventData(response.body)) {
-    if (data === "[DONE]") {
-      done = true;
-      continue;
+  const frames = new EventFrames("utf8");
+  for await (const chunk of response.body) {
+    for (const event of frames.push(chunk)) {
+      done ||= isDone(event);
+      if (done || event.data === "") continue;
+      const { error, choices } = JSON.parse(event.data) as Event;
+      if (error !== undefined) throw failure(requestId, response.status, event.data);
+      const made = choices?.[0]?.token_ids ?? [];
+      if (made.length > 0 && tokens.length === 0) ttftMs = performance.now() - startMs;
+      tokens.push(...made);
     }
-    const event = JSON.parse(data) as Event;
-    if (event.error !== undefined) throw failure(requestId, response.status, data);
-    const made = event.choices?.[0]?.token_ids ?? [];
-    if (made.length > 0 && tokens.length === 0) ttftMs = performance.now() - startMs;
-    tokens.push(...made);
   }
   if (!done)
     throw new KvError(
@@ -64,20 +66,6 @@ export async function complete(request: CompletionRequest): Promise<CompletionOu
       `request ${requestId}: the response ended after ${tokens.length} tokens without [DONE]`,
     );
   return { requestId, tokens, ttftMs, totalMs: performance.now() - startMs };
-}
-
-async function* eventData(body: ReadableStream<Uint8Array>): AsyncGenerator<string> {
-  const decoder = new TextDecoder();
-  let rest = "";
-  for await (const piece of body) {
-    rest += decoder.decode(piece, { stream: true });
-    const events = rest.split("\n\n");
-    rest = events.pop() ?? "";
-    for (const event of events) {
-      for (const line of event.split("\n"))
-        if (line.startsWith("data: ")) yield line.slice("data: ".length);
-    }
-  }
 }
 
 function failure(requestId: string, status: number, body: string): KvError {
@@ -91,9 +79,6 @@ function failure(requestId: string, status: number, body: string): KvError {
   return new KvError(
     "KV_PROXY_UPSTREAM_FAILED",
     `request ${requestId} failed with HTTP ${status}: ${reason}`,
-    {
-      details: { status, code: error?.code },
-      ...(error?.hint === undefined ? {} : { hint: error.hint }),
-    },
+    { details: { status, code: error?.code }, hint: error?.hint },
   );
 }

@@ -13,13 +13,19 @@ import { playConversation, prepareConversation, READBACK, type Turn } from "./tu
 export interface DemoOptions extends Omit<ClusterOptions, "transport" | "cacheTokens"> {
   readonly transport?: TransportName | undefined;
   readonly requests?: number | undefined;
-  readonly turns?: number | undefined;
   readonly promptsFile?: string | undefined;
   readonly maxTokens: number;
-  readonly restart: boolean;
+  /** Keep running, and restart a server that ends. */
+  readonly keep: boolean;
   readonly port: number;
   /** File for the spans of all servers; what it holds is overwritten. */
   readonly trace?: string | undefined;
+  readonly logLevel: LogLevel;
+}
+
+export interface DemoOutput {
+  readonly say: (line: string) => void;
+  readonly log: Log;
 }
 
 export interface DemoRun {
@@ -30,38 +36,24 @@ export interface DemoRun {
   readonly modelName: string;
 }
 
-export interface DemoOutput {
-  readonly say: (line: string) => void;
-  readonly log: Log;
-  readonly logLevel: LogLevel;
-}
-
 /**
  * Runs the demo: reference tokens, servers, requests, comparison.
  * @throws The errors of the parts; the cluster is closed then.
  */
 export async function runDemo(options: DemoOptions, output: DemoOutput): Promise<DemoRun> {
-  const { say, log, logLevel } = output;
-  const { maxTokens } = options;
-  const transport = await prepareServers(options, say);
-  const prepared = await prepareRun(options, say);
+  const transport = await prepareServers(options, output);
+  const prepared = await prepareRun(options, output.say);
   const { prompts, modelName } = prepared;
-  const cacheTokens = prompts.reduce(
-    (sum, prompt) => sum + prompt.length + maxTokens + options.decodeBlockSize,
-    0,
-  );
-  say(describe(options, transport));
-  const cluster = await startCluster(
-    { ...options, transport, cacheTokens },
-    { log, logLevel, restart: options.restart, proxyPort: options.port, trace: options.trace },
-  );
+  const ofPrompt = options.maxTokens + options.decodeBlockSize;
+  const cacheTokens = prompts.reduce((sum, prompt) => sum + prompt.length + ofPrompt, 0);
+  const cluster = await startServers({ ...options, transport, cacheTokens }, output);
   try {
-    say(`sending ${prompts.length} prompts at once through ${cluster.proxy.url}`);
+    output.say(`sending ${prompts.length} prompts at once through ${cluster.proxy.url}`);
     const run = await checkRun(cluster, {
       ...prepared,
       runId: randomUUID().slice(0, 8),
       atOnce: options.pushLegs !== "prefill-first",
-      log,
+      log: output.log,
     });
     const facts: RunFacts = {
       front: "proxy",
@@ -85,60 +77,58 @@ export async function runDemo(options: DemoOptions, output: DemoOutput): Promise
  * @throws The errors of the parts.
  */
 export async function runTurns(
-  options: DemoOptions & { readonly turns: number },
-  { say, log, logLevel }: DemoOutput,
+  turns: number,
+  options: DemoOptions,
+  output: DemoOutput,
 ): Promise<readonly Turn[]> {
-  const { turns, maxTokens, trace } = options;
-  const transport = await prepareServers(options, say);
+  const { maxTokens } = options;
+  const { say } = output;
+  const transport = await prepareServers(options, output);
   say(`computing the reference tokens of ${turns} turns in this process`);
   const conversation = await prepareConversation(turns, options, { maxTokens, say });
   const longest = (conversation.prompts.at(-1)?.length ?? 0) + maxTokens;
-  const extraConfig = { ...READBACK, ...options.extraConfig };
-  say(describe(options, transport));
-  const cluster = await startCluster(
-    // D keeps a turn while it generates the next one, and P keeps a prompt until D has it.
+  await using cluster = await startServers(
     {
       ...options,
-      extraConfig,
+      extraConfig: { ...READBACK, ...options.extraConfig },
       transport,
       readback: true,
+      // D keeps a turn while it generates the next one, and P keeps a prompt until D has it.
       cacheTokens: 3 * (longest + options.decodeBlockSize),
     },
-    { log, logLevel, restart: options.restart, proxyPort: options.port, trace },
+    output,
   );
-  try {
-    return await playConversation(cluster, conversation);
-  } finally {
-    await cluster.close();
-  }
+  return await playConversation(cluster, conversation);
 }
 
 async function prepareServers(
   { trace, transport, transportModule }: DemoOptions,
-  say: DemoOutput["say"],
-): Promise<TransportName | "module"> {
-  if (trace !== undefined) await startFile(trace);
+  { say }: DemoOutput,
+): Promise<ClusterOptions["transport"]> {
+  if (trace !== undefined)
+    await writeFile(trace, "", { mode: 0o600 }).catch((cause: unknown) => {
+      const message = `--trace ${trace} cannot be written: ${String(cause)}`;
+      throw new KvError("KV_CONFIG_INVALID", message, { cause });
+    });
   return transportModule === undefined ? chooseTransport(transport, say) : "module";
 }
 
-async function startFile(file: string): Promise<void> {
-  await writeFile(file, "", { mode: 0o600 }).catch((cause: unknown) => {
-    throw new KvError("KV_CONFIG_INVALID", `--trace ${file} cannot be written: ${String(cause)}`, {
-      cause,
-    });
-  });
-}
-
-function describe(options: DemoOptions, transport: TransportName | "module"): string {
+function startServers(
+  options: Omit<DemoOptions, "transport"> & ClusterOptions,
+  { say, log }: DemoOutput,
+): Promise<Cluster> {
+  const { transport, logLevel, keep: restart, port: proxyPort, trace } = options;
   const isSimulated = (platform: string) =>
     platform === "neuron" || (platform === "cuda" && transport === "memory");
   const side = (count: number, role: string, tp: number, blockSize: number, platform = "cpu") =>
     `${count} ${role} (TP ${tp}, block ${blockSize}${platform === "cpu" ? "" : `, ${platform}`}${isSimulated(platform) ? ", simulated" : ""})`;
-  const where =
-    transport === "nixl"
-      ? "each in its own process, over NIXL"
-      : transport === "memory"
-        ? "in this process, over the embedded transport"
-        : `over the transport of ${options.transportModule}`;
-  return `starting ${side(options.prefills, "prefill", options.prefillTp, options.prefillBlockSize, options.prefillPlatform)}, ${side(options.decodes, "decode", options.decodeTp, options.decodeBlockSize, options.decodePlatform)} and a proxy, ${where}`;
+  const where = {
+    nixl: "each in its own process, over NIXL",
+    memory: "in this process, over the embedded transport",
+    module: `over the transport of ${options.transportModule}`,
+  };
+  say(
+    `starting ${side(options.prefills, "prefill", options.prefillTp, options.prefillBlockSize, options.prefillPlatform)}, ${side(options.decodes, "decode", options.decodeTp, options.decodeBlockSize, options.decodePlatform)} and a proxy, ${where[transport]}`,
+  );
+  return startCluster(options, { log, logLevel, restart, proxyPort, trace });
 }

@@ -35,74 +35,63 @@ export interface PreparedRun extends ExpectedPrompts {
   readonly modelName: string;
 }
 
-/**
- * Chooses the prompts and computes their reference tokens in this process. The model is closed
- * before the servers load theirs.
- */
+/** The model is closed before the servers load theirs. */
 export async function prepareRun(
   options: PrepareRunOptions,
   say: (line: string) => void,
 ): Promise<PreparedRun> {
   const { maxTokens, promptsFile, requests, tinyKvHeads } = options;
-  const model = await loadModel({ onProgress: say, directory: options.model, tinyKvHeads });
-  try {
-    const { vocabSize, maxModelLen, directory, name } = model.config;
-    const tokenizer = await loadTokenizer({ directory, vocabSize });
-    const file = promptsFile === undefined ? undefined : await readPrompts(promptsFile, tokenizer);
-    const count = requests ?? file?.length ?? 4;
-    const warmCount = Math.min(count, MAX_WARM);
-    const limits = { count: count + warmCount + 1, vocabSize, maxTokens: maxModelLen - maxTokens };
-    const texts = textPrompts(limits, tokenizer);
-    // The built-in model is not trained, and its tokenizer knows no English words.
-    const knowsWords = options.model !== undefined && new Set(texts[0]).size >= MIN_DISTINCT_TOKENS;
-    const generated = knowsWords ? texts : syntheticPrompts(limits);
-    const source = file ?? generated;
-    const prompts = Array.from({ length: count }, (_, i) => source[i % source.length] ?? []);
-    const control = generated[count] ?? [];
-    const warm = generated.slice(count + 1, count + 1 + warmCount);
-    say(`computing the reference tokens of ${prompts.length} prompts with ${name} in this process`);
-    const all = await referenceTokens([...prompts, control, ...warm], { model, maxTokens });
-    return {
-      prompts,
-      expected: all.slice(0, count),
-      control: { promptTokens: control, expected: all[count] ?? [] },
-      warm: { prompts: warm, expected: all.slice(count + 1) },
-      modelName: name,
-    };
-  } finally {
-    await model.close();
-  }
+  await using model = await loadModel({ onProgress: say, directory: options.model, tinyKvHeads });
+  const { vocabSize, maxModelLen, directory, name } = model.config;
+  const tokenizer = await loadTokenizer(directory, vocabSize);
+  const file = promptsFile === undefined ? undefined : await readPrompts(promptsFile, tokenizer);
+  const count = requests ?? file?.length ?? 4;
+  const warmCount = Math.min(count, MAX_WARM);
+  const limits = { count: count + warmCount + 1, vocabSize, maxTokens: maxModelLen - maxTokens };
+  const texts = textPrompts(limits, tokenizer);
+  // The built-in model is not trained, and its tokenizer knows no English words.
+  const knowsWords = options.model !== undefined && new Set(texts[0]).size >= MIN_DISTINCT_TOKENS;
+  const generated = knowsWords ? texts : syntheticPrompts(limits);
+  const source = file ?? generated;
+  const prompts = Array.from({ length: count }, (_, i) => source[i % source.length] ?? []);
+  const control = generated[count] ?? [];
+  const warm = generated.slice(count + 1, count + 1 + warmCount);
+  say(`computing the reference tokens of ${prompts.length} prompts with ${name} in this process`);
+  const all = await referenceTokens([...prompts, control, ...warm], { model, maxTokens });
+  return {
+    prompts,
+    expected: all.slice(0, count),
+    control: { promptTokens: control, expected: all[count] ?? [] },
+    warm: { prompts: warm, expected: all.slice(count + 1) },
+    modelName: name,
+  };
 }
 
 const REFERENCE_BLOCK_SIZE = 16;
 
-/**
- * The tokens that one engine in this process generates greedily from each prompt: one prompt at a
- * time, without a prefix cache.
- */
+/** The tokens of one engine, greedily, one prompt at a time, without a prefix cache. */
 export async function referenceTokens(
   prompts: readonly (readonly number[])[],
   { model, maxTokens }: { model: Model; maxTokens: number },
 ): Promise<number[][]> {
   const longest = Math.max(...prompts.map((prompt) => prompt.length));
   const numBlocks = Math.ceil((longest + maxTokens) / REFERENCE_BLOCK_SIZE) + 2;
-  const transport = memoryTransport();
+  await using transport = memoryTransport();
   const sizes = { numBlocks, blockSize: REFERENCE_BLOCK_SIZE, tp: 1 };
   const pool = new KvPool({ transport, geometry: model.config, ...sizes });
-  const blocks = new BlockPool({ numBlocks, prefixCaching: false });
-  const engine = new Engine({ model, pool, blocks });
+  const blocks = new BlockPool({ numBlocks });
+  const engine = new Engine({ model, pool, blocks, prefixCaching: false });
   try {
     const all: number[][] = [];
     for (const [index, promptTokens] of prompts.entries()) {
       const request = { requestId: `reference-${index}`, promptTokens, maxTokens, ignoreEos: true };
       const { tokens } = await engine.submit(request).done;
-      all.push(tokens.map(({ token }) => token));
+      all.push([...tokens]);
     }
     return all;
   } finally {
     await engine.close();
     pool.close();
-    await transport.close();
   }
 }
 
@@ -113,9 +102,8 @@ export interface PromptOptions {
 }
 
 /**
- * Prompts of token ids from a formula, the same in every run. They have different lengths, some
- * with full and some with partly filled last blocks, and differ from the first token on. The first
- * one is also used by this project's comparisons with vLLM.
+ * From a formula, of different lengths, and different from the first token on. This project's
+ * comparisons with vLLM use the first one too.
  */
 export function syntheticPrompts({ count, vocabSize, maxTokens }: PromptOptions): number[][] {
   const range = Math.min(1000, vocabSize - 24);
@@ -137,10 +125,7 @@ const TEXTS = [
   "To bake a loaf of bread you need flour, water, salt and yeast. Begin by",
 ];
 
-/**
- * Prompts of English text for a trained model, of different lengths and different from the first
- * word on.
- */
+/** English text for a trained model. */
 function textPrompts({ count, maxTokens }: PromptOptions, tokenizer: Tokenizer): number[][] {
   return Array.from({ length: count }, (_, k) => {
     const texts = Array.from({ length: 1 + (k % 5) }, (_, i) => TEXTS[(k + i) % TEXTS.length]);
@@ -149,46 +134,32 @@ function textPrompts({ count, maxTokens }: PromptOptions, tokenizer: Tokenizer):
 }
 
 /**
- * Reads a file with one prompt per line: text, a JSON string, or a JSON list of token ids.
+ * A line is text, a JSON string, or a JSON list of token ids.
  * @throws `KV_CONFIG_INVALID` with the line.
  */
 async function readPrompts(path: string, tokenizer: Tokenizer): Promise<number[][]> {
-  let text: string;
-  try {
-    text = await readFile(path, "utf8");
-  } catch (cause) {
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      `--prompts ${path} cannot be read: ${(cause as Error).message}`,
-      {
-        cause,
-      },
-    );
-  }
-  const prompts = text
-    .split(/\r?\n/)
-    .map((line, index) => ({ line: line.trim(), number: index + 1 }))
-    .filter(({ line }) => line !== "")
-    .map(({ line, number }) => promptOf(line, `${path}:${number}`, tokenizer));
-  if (prompts.length === 0)
-    throw new KvError("KV_CONFIG_INVALID", `--prompts ${path} contains no prompt`);
+  const invalid = (message: string, cause?: unknown) =>
+    new KvError("KV_CONFIG_INVALID", message, { cause });
+  const text = await readFile(path, "utf8").catch((cause: Error) => {
+    throw invalid(`--prompts ${path} cannot be read: ${cause.message}`, cause);
+  });
+  const promptOf = (line: string, where: string): number[] => {
+    let value: unknown = line;
+    try {
+      if (/^[["]/.test(line)) value = JSON.parse(line);
+    } catch (cause) {
+      const reason = (cause as Error).message;
+      throw invalid(`${where} begins like JSON but is not valid: ${reason}`, cause);
+    }
+    if (typeof value === "string") return Array.from(tokenizer.encode(value));
+    if (Array.isArray(value) && value.every((token) => Number.isInteger(token)))
+      return value as number[];
+    throw invalid(`${where} is neither a string nor a list of token ids`);
+  };
+  const prompts = text.split(/\r?\n/).flatMap((line, index) => {
+    const trimmed = line.trim();
+    return trimmed === "" ? [] : [promptOf(trimmed, `${path}:${index + 1}`)];
+  });
+  if (prompts.length === 0) throw invalid(`--prompts ${path} contains no prompt`);
   return prompts;
-}
-
-function promptOf(line: string, where: string, tokenizer: Tokenizer): number[] {
-  if (!line.startsWith("[") && !line.startsWith('"')) return Array.from(tokenizer.encode(line));
-  let value: unknown;
-  try {
-    value = JSON.parse(line);
-  } catch (cause) {
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      `${where} begins like JSON but is not valid: ${(cause as Error).message}`,
-      { cause },
-    );
-  }
-  if (typeof value === "string") return Array.from(tokenizer.encode(value));
-  if (Array.isArray(value) && value.every((token) => Number.isInteger(token)))
-    return value as number[];
-  throw new KvError("KV_CONFIG_INVALID", `${where} is neither a string nor a list of token ids`);
 }

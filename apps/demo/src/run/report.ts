@@ -11,71 +11,66 @@ export interface RunFacts {
   readonly decode_platform: string;
 }
 
-/** A time of a request: its column in the table, its name in JSON, and its decimals in the table. */
-const TIMES = [
-  ["TTFT", "ttft_ms", "ttftMs", 1],
-  ["queue", "queue_ms", "queueMs", 1],
-  ["prefill", "prefill_ms", "prefillMs", 1],
-  ["save", "save_ms", "saveMs", 1],
-  ["connect", "connect_ms", "connectMs", 1],
-  ["transfer", "transfer_ms", "transferMs", 2],
-  ["load", "load_ms", "loadMs", 1],
-  ["first", "first_token_ms", "firstTokenMs", 1],
-  ["other", "other_ms", "otherMs", 1],
-  ["decode", "decode_ms", "decodeMs", 1],
-] as const;
-
 export function jsonReport({ ok, requests, warm }: CheckedRun, facts: RunFacts): object {
   const shown = requests.map(jsonRequest);
   return { ok, ...facts, requests: shown, warm_requests: warm.map(jsonRequest) };
 }
 
-function jsonRequest(request: CheckedRequest): object {
-  const round = (ms: number) => Math.round(ms * 1000) / 1000;
-  return {
-    prompt_tokens: request.promptTokens,
-    output_tokens: request.outputTokens,
-    ...Object.fromEntries(TIMES.map(([, name, time]) => [name, round(request[time])])),
-    total_ms: round(request.totalMs),
-    transfer_bytes: request.transferBytes,
-    tokens_equal: request.tokensEqual,
-  };
+function jsonRequest({ kvEqual: _, problem: __, ...request }: CheckedRequest): object {
+  const round = ([name, value]: [string, number | boolean]) => [
+    name,
+    typeof value === "number" ? Math.round(value * 1000) / 1000 : value,
+  ];
+  return Object.fromEntries(Object.entries(request).map(round));
 }
 
-const equality = (equal: boolean) => (equal ? "equal" : "DIFFERENT");
+export const equality = (equal: boolean) => (equal ? "equal" : "DIFFERENT");
+
+/** A line of each row, in columns as wide as all `rows` need. */
+export function columns(rows: readonly (readonly unknown[])[], separator: string): string[] {
+  const texts = rows.map((row) => row.map(String));
+  const widths = texts[0]?.map((_, at) => Math.max(...texts.map((row) => row[at]?.length ?? 0)));
+  return texts.map((row) =>
+    row.map((cell, at) => cell.padStart(widths?.[at] ?? 0)).join(separator),
+  );
+}
 
 /** The output as a table of 100 columns at most. `jsonReport` has more. */
-export function tableReport(run: CheckedRun, facts: RunFacts): string {
-  const header = ["prompt", ...TIMES.map(([title]) => title), "bytes", "KV", "tokens"];
+export function tableReport(run: CheckedRun, { backend }: RunFacts): string {
+  const header =
+    "prompt TTFT queue prefill save connect transfer load first other decode bytes KV tokens";
   const rowOf = (request: CheckedRequest) => [
-    String(request.promptTokens),
-    ...TIMES.map(([, , time, decimals]) => request[time].toFixed(decimals)),
-    request.transferBytes.toLocaleString("en"),
+    request.prompt_tokens,
+    request.ttft_ms.toFixed(1),
+    request.queue_ms.toFixed(1),
+    request.prefill_ms.toFixed(1),
+    request.save_ms.toFixed(1),
+    request.connect_ms.toFixed(1),
+    request.transfer_ms.toFixed(2),
+    request.load_ms.toFixed(1),
+    request.first_token_ms.toFixed(1),
+    request.other_ms.toFixed(1),
+    request.decode_ms.toFixed(1),
+    request.transfer_bytes.toLocaleString("en"),
     equality(request.kvEqual),
-    equality(request.tokensEqual),
+    equality(request.tokens_equal),
   ];
-  const rows = run.requests.map(rowOf);
-  const warmRows = run.warm.map(rowOf);
-  const widths = header.map((title, i) =>
-    Math.max(title.length, ...[...rows, ...warmRows].map((row) => row[i]?.length ?? 0)),
-  );
-  const line = (cells: readonly string[]) =>
-    cells.map((cell, i) => cell.padStart(widths[i] ?? 0)).join(" ");
-  const { control } = run;
+  const { control, ok } = run;
   const all = [...run.requests, ...run.warm];
+  const [titles, ...lines] = columns([header.split(" "), ...all.map(rowOf)], " ");
   return [
-    `prompts in tokens, times in ms: TTFT is the sum of queue to other; backend ${facts.backend}`,
+    `prompts in tokens, times in ms: TTFT is the sum of queue to other; backend ${backend}`,
     "",
     "first contact: connect contains the handshake, the plan and the prepared lists",
-    line(header),
-    ...rows.map(line),
+    titles,
+    ...lines.slice(0, run.requests.length),
     "",
     "second round, other prompts: connections and plans are there",
-    ...warmRows.map(line),
+    ...lines.slice(run.requests.length),
     "",
     ...all.flatMap(({ problem }, i) => (problem === undefined ? [] : [`request ${i}: ${problem}`])),
     `negative control: a zeroed block ${control.changed ? "changed" : "DID NOT CHANGE"} the tokens; without damage they are ${equality(control.restored)}`,
-    run.ok
+    ok
       ? `all ${all.length} requests have the tokens of a run in one process, and the KV that was sent`
       : "NOT all requests have the tokens of a run in one process",
     "",

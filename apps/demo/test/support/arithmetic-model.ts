@@ -36,48 +36,27 @@ export function arithmeticModel(options: Partial<EngineModelConfig> = {}): Arith
     ...options,
   };
   const { layers, kvHeads, headDim, vocabSize } = config;
-  const rows = layers * kvHeads;
-  const width = 2 * headDim;
-  /** Per token one array `[layer][head][2 * headDim]`. */
-  const kept = new Map<string, number[][]>();
+  const [rows, width] = [layers * kvHeads, 2 * headDim];
+  const ofToken = rows * width;
+  /** Token after token, each `[layer][head][2 * headDim]`. */
+  const kept = new Map<string, readonly number[]>();
 
-  function kvOf(token: number, position: number): number[] {
-    return Array.from(
-      { length: rows * width },
-      (_, i) => (token * 31 + position * 17 + i * 7 + 1) % 509,
-    );
-  }
+  const kvOf = (token: number, position: number) =>
+    Array.from({ length: ofToken }, (_, i) => (token * 31 + position * 17 + i * 7 + 1) % 509);
 
-  function nextToken(kv: readonly number[][]): number {
-    let sum = 7;
-    kv.forEach((values, position) => {
-      for (let i = 0; i < values.length; i++) {
-        sum = (sum + (values[i] ?? 0) * (((position * 13 + i * 5) % 89) + 1)) % 1_000_003;
-      }
+  const nextToken = (kv: readonly number[]) =>
+    kv.reduce((sum, value, at) => {
+      const [position, i] = [Math.floor(at / ofToken), at % ofToken];
+      return (sum + value * (((position * 13 + i * 5) % 89) + 1)) % 1_000_003;
+    }, 7) % vocabSize;
+
+  /** Of `outer` times `inner` groups of `width` values, each inner one after the other. */
+  const regrouped = (values: ArrayLike<number>, outer: number, inner: number) =>
+    Array.from(values, (_, to) => {
+      const [group, i] = [Math.floor(to / width), to % width];
+      const from = (group % outer) * inner + Math.floor(group / outer);
+      return values[from * width + i] ?? 0;
     });
-    return sum % vocabSize;
-  }
-
-  function pack(kv: readonly number[][]): ArrayBuffer {
-    const packed = new Float32Array(rows * kv.length * width);
-    for (let row = 0; row < rows; row++) {
-      kv.forEach((values, token) => {
-        packed.set(values.slice(row * width, (row + 1) * width), (row * kv.length + token) * width);
-      });
-    }
-    return packed.buffer;
-  }
-
-  function unpack(buffer: ArrayBuffer, tokens: number): number[][] {
-    const packed = new Float32Array(buffer);
-    return Array.from({ length: tokens }, (_, token) =>
-      Array.from({ length: rows }, (_, row) =>
-        Array.from(
-          packed.subarray((row * tokens + token) * width, (row * tokens + token + 1) * width),
-        ),
-      ).flat(),
-    );
-  }
 
   const model: ArithmeticModel = {
     config,
@@ -91,10 +70,12 @@ export function arithmeticModel(options: Partial<EngineModelConfig> = {}): Arith
       model.calls.push({ sequenceId, tokens: [...tokens], position, pastTokens: past?.tokens });
       await model.before(input);
       const before =
-        past === undefined ? (kept.get(sequenceId) ?? []) : unpack(past.kv, past.tokens);
-      if (before.length !== position)
-        throw new Error(`${sequenceId}: ${before.length} tokens are there, not ${position}`);
-      const fresh = Array.from(tokens, (token, i) => kvOf(token, position + i));
+        past === undefined
+          ? (kept.get(sequenceId) ?? [])
+          : regrouped(new Float32Array(past.kv), rows, past.tokens);
+      if (before.length !== position * ofToken)
+        throw new Error(`${sequenceId}: the KV of ${position} tokens is not there`);
+      const fresh = Array.from(tokens, (token, i) => kvOf(token, position + i)).flat();
       const all = [...before, ...fresh];
       kept.set(sequenceId, all);
       const best = nextToken(all);
@@ -105,21 +86,16 @@ export function arithmeticModel(options: Partial<EngineModelConfig> = {}): Arith
       return {
         topTokens,
         topLogprobs: Float32Array.from(topTokens, (_, i) => -i),
-        newKv: pack(fresh),
+        newKv: Float32Array.from(regrouped(fresh, tokens.length, rows)).buffer,
       };
     },
     async dropSequence(sequenceId) {
       kept.delete(sequenceId);
     },
     generate(prompt, count) {
-      const kv = prompt.map(kvOf);
-      const made: number[] = [];
-      while (made.length < count) {
-        const token = nextToken(kv);
-        kv.push(kvOf(token, kv.length));
-        made.push(token);
-      }
-      return made;
+      const all = [...prompt];
+      while (all.length < prompt.length + count) all.push(nextToken(all.flatMap(kvOf)));
+      return all.slice(prompt.length);
     },
   };
   return model;

@@ -1,10 +1,10 @@
 import { randomUUID } from "node:crypto";
 import { isLongRun } from "@kv/testing/long-run";
 import { expect } from "vitest";
-import { type ClusterMember, startCluster } from "../../src/cluster/cluster.js";
+import { startCluster } from "../../src/cluster/cluster.js";
 import type { ClusterOptions } from "../../src/cluster/cluster-plan.js";
 import { jsonLog } from "../../src/processes/json-log.js";
-import { checkRun } from "../../src/run/check-run.js";
+import { type CheckedRequest, checkRun } from "../../src/run/check-run.js";
 import { complete } from "../../src/run/completion-client.js";
 import { type PreparedRun, prepareRun } from "../../src/run/prepare-run.js";
 
@@ -48,47 +48,51 @@ export const PAIR: ClusterOptions = {
 
 const prepared = new Map<string, Promise<PreparedRun>>();
 
-/** Prompts and their reference tokens, computed once for all tests of a file. */
-export function preparedRun(tinyKvHeads = 4, size = SIZE): Promise<PreparedRun> {
+/** Prompts and their reference tokens, computed once for all tests of a file, and the first one. */
+export async function preparedRun(tinyKvHeads = 4, size = SIZE) {
   const key = JSON.stringify([tinyKvHeads, size]);
   const known = prepared.get(key) ?? prepareRun({ ...size, tinyKvHeads }, () => {});
   prepared.set(key, known);
-  return known;
+  const run = await known;
+  return { ...run, prompt: run.prompts[0] ?? [], answer: run.expected[0] ?? [] };
 }
 
 /** Sends all prompts at once through a pair and expects the reference tokens and equal KV. */
-export async function expectEqual(options: Partial<ClusterOptions>): Promise<void> {
+export async function expectEqual(
+  options: Partial<ClusterOptions>,
+): Promise<readonly CheckedRequest[]> {
   const run = await preparedRun(options.tinyKvHeads, SIZE_OF_PAIR);
   const log = jsonLog("error");
-  const cluster = await startCluster({ ...PAIR, ...options }, { log, logLevel: "error" });
-  try {
-    // The proxy learns each prefill instance's coordinates from its first answer; then it sends
-    // both requests of push at once.
-    const first = { url: cluster.proxy.url, promptTokens: [7, 8, 9], maxTokens: 1 };
-    for (const [i] of cluster.prefills.entries())
-      await complete({ ...first, requestId: `first-${i}` });
-    const checked = await checkRun(cluster, { ...run, runId: randomUUID().slice(0, 8), log });
-    expect(checked.requests.map(({ problem }) => problem)).toEqual(
-      run.prompts.map(() => undefined),
-    );
-    expect(checked.requests.every(({ transferBytes }) => transferBytes > 0)).toBe(true);
-    expect(checked.control).toEqual({ changed: true, restored: true });
-    expect(checked.ok).toBe(true);
-    for (const member of [...cluster.prefills, ...cluster.decodes]) await expectIdle(member);
-  } finally {
-    await cluster.close();
-  }
+  await using cluster = await startCluster({ ...PAIR, ...options }, { log, logLevel: "error" });
+  // The proxy learns each prefill instance's coordinates from its first answer; then it sends both
+  // requests of push at once.
+  const first = { url: cluster.proxy.url, promptTokens: [7, 8, 9], maxTokens: 1 };
+  for (const [i] of cluster.prefills.entries())
+    await complete({ ...first, requestId: `first-${i}` });
+  const { requests, control, ok } = await checkRun(cluster, {
+    ...run,
+    runId: randomUUID().slice(0, 8),
+    log,
+  });
+  expect(requests.map(({ problem }) => problem)).toEqual(run.prompts.map(() => undefined));
+  expect(requests.every(({ transfer_bytes }) => transfer_bytes > 0)).toBe(true);
+  expect(control).toEqual({ changed: true, restored: true });
+  expect(ok).toBe(true);
+  await expectIdle(...cluster.prefills, ...cluster.decodes);
+  return requests;
 }
 
-/** Waits until an instance holds nothing but its listener. */
-export async function expectIdle({ url }: ClusterMember): Promise<void> {
-  const held = async () => {
-    const status = (await (await fetch(`${url}/status`)).json()) as {
-      outstanding: Record<string, number>;
+/** Waits until instances hold nothing but their listeners. */
+export async function expectIdle(...members: readonly { readonly url: string }[]): Promise<void> {
+  for (const { url } of members) {
+    const held = async () => {
+      const status = (await (await fetch(`${url}/status`)).json()) as {
+        outstanding: Record<string, number>;
+      };
+      return Object.entries(status.outstanding).filter(
+        ([what, count]) => what !== "listeners" && count !== 0,
+      );
     };
-    return Object.entries(status.outstanding).filter(
-      ([what, count]) => what !== "listeners" && count !== 0,
-    );
-  };
-  await expect.poll(held, { timeout: 40_000 }).toEqual([]);
+    await expect.poll(held, { timeout: 40_000 }).toEqual([]);
+  }
 }

@@ -6,7 +6,7 @@ import {
   memoryTransport,
 } from "@kv/transport-memory";
 import { type ClusterOptions, planInstances } from "../../src/cluster/cluster-plan.js";
-import { type Instance, startInstance } from "../../src/instance/instance.js";
+import { type Instance, type InstanceOptions, startInstance } from "../../src/instance/instance.js";
 import { readInstanceConfig } from "../../src/instance/instance-config.js";
 import { PAIR } from "./matrix.js";
 
@@ -26,18 +26,12 @@ export async function memoryPair(
   options: Partial<ClusterOptions> = {},
 ): Promise<MemoryPair> {
   const network = memoryNetwork();
-  const launch = (name: string, config: object) =>
-    startInstance(readInstanceConfig(config), {
-      log: silentLog,
-      transport: memoryTransport({ network, host: name }),
-      sideChannel: memorySideChannel({ network, host: name }),
-    });
   const { prefills, decodes } = planInstances({ ...PAIR, ...options });
   const [p, d] = [prefills[0], decodes[0]];
   if (p === undefined || d === undefined) throw new Error("no instances are planned");
-  const prefill = await launch(p.name, p.config);
+  const prefill = await startInMemory(p.name, p.config, network);
   const kvTransferConfig = { ...d.config.kvTransferConfig, ...decodeConfig };
-  const decode = await launch(d.name, { ...d.config, kvTransferConfig });
+  const decode = await startInMemory(d.name, { ...d.config, kvTransferConfig }, network);
   return {
     network,
     prefill,
@@ -49,10 +43,30 @@ export async function memoryPair(
   };
 }
 
-export async function post(url: string, body: object): Promise<{ status: number; body: Answer }> {
-  const response = await fetch(`${url}/v1/completions`, {
+/** Starts an instance as a host of a memory network. */
+export function startInMemory(
+  host: string,
+  config: object,
+  network: MemoryNetwork,
+  given: Partial<Omit<InstanceOptions, "transport" | "sideChannel">> = {},
+): Promise<Instance> {
+  return startInstance(readInstanceConfig(config), {
+    log: silentLog,
+    ...given,
+    transport: memoryTransport({ network, host }),
+    sideChannel: memorySideChannel({ network, host }),
+  });
+}
+
+export async function post(
+  url: string,
+  body: object,
+  headers: Readonly<Record<string, string>> = {},
+  path = "/v1/completions",
+): Promise<{ status: number; body: Answer }> {
+  const response = await fetch(`${url}${path}`, {
     method: "POST",
-    headers: { "content-type": "application/json" },
+    headers: { "content-type": "application/json", ...headers },
     body: JSON.stringify({ temperature: 0, ignore_eos: true, return_token_ids: true, ...body }),
   });
   return { status: response.status, body: (await response.json()) as Answer };
@@ -60,6 +74,7 @@ export async function post(url: string, body: object): Promise<{ status: number;
 
 export interface Answer {
   readonly choices?: readonly { readonly token_ids: readonly number[] }[];
+  readonly usage?: { readonly completion_tokens: number };
   readonly kv_transfer_params?: Record<string, unknown>;
   readonly error?: { readonly code: string; readonly message: string };
 }

@@ -1,9 +1,8 @@
 import { type AddressInfo, connect, createServer, type Socket } from "node:net";
-import { silentLog } from "@kv/interface";
-import { type MemoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
+import type { MemoryNetwork } from "@kv/transport-memory";
 import type { PlannedInstance } from "../../src/cluster/cluster-plan.js";
-import { type Instance, startInstance } from "../../src/instance/instance.js";
-import { readInstanceConfig } from "../../src/instance/instance-config.js";
+import type { Instance } from "../../src/instance/instance.js";
+import { startInMemory } from "./memory-pair.js";
 
 /**
  * An instance of this process behind a relay, which keeps its address: it ends, and starts again.
@@ -45,11 +44,7 @@ export async function startRelayed(
     name,
     url: `http://127.0.0.1:${(relay.address() as AddressInfo).port}`,
     async start() {
-      instance = await startInstance(readInstanceConfig(config), {
-        log: silentLog,
-        transport: memoryTransport({ network, host: name }),
-        sideChannel: memorySideChannel({ network, host: name }),
-      });
+      instance = await startInMemory(name, config, network);
       port = instance.port;
     },
     async kill(signal = "SIGKILL") {

@@ -1,5 +1,4 @@
 import type {
-  FailedReceive,
   FinishReason,
   LoadFailurePolicy,
   SchedulerConnector,
@@ -22,7 +21,7 @@ export interface ScriptedConnector {
   readonly finished: Map<string, { reason: FinishReason; blockIds: readonly number[] }>;
   /** Makes one rank report; absent lists are empty. */
   report(rank: number, output: Partial<WorkerOutput>): void;
-  received(requestId: string, failed?: Partial<FailedReceive>): void;
+  received(requestId: string): void;
   sent(requestId: string): void;
 }
 
@@ -62,13 +61,10 @@ export function scriptedConnector({
     requestFinished({ requestId, kvTransferParams }, [blockIds = []], reason) {
       calls.push(`requestFinished ${requestId} ${reason}`);
       finished.set(requestId, { reason, blockIds });
-      const keep = kvTransferParams?.keep === true && (reason === "length" || reason === "stopped");
       // Its KV may still be transferred: by the contract it ends with the workers' report.
-      const receiving = reason === "aborted" && Number(kvTransferParams?.remote_tokens ?? 0) > 0;
-      if (receiving) return { keepBlocks: true };
-      return keep
-        ? { keepBlocks: true, kvTransferParams: { remote_request_id: requestId } }
-        : { keepBlocks: false };
+      if (reason === "aborted") return { keepBlocks: Number(kvTransferParams?.remote_tokens) > 0 };
+      if (kvTransferParams?.keep !== true || reason === "error") return { keepBlocks: false };
+      return { keepBlocks: true, kvTransferParams: { remote_request_id: requestId } };
     },
     applyWorkerOutput() {
       calls.push("applyWorkerOutput");
@@ -108,44 +104,28 @@ export function scriptedConnector({
     }),
   );
 
-  const connector: ScriptedConnector = {
+  const report = (rank: number, output: Partial<WorkerOutput>) => {
+    news[rank]?.push({ ...NOTHING, ...output });
+    listeners[rank]?.();
+  };
+  const reportAll = (output: Partial<WorkerOutput>) => {
+    for (const rank of workers.keys()) report(rank, output);
+  };
+  return {
     scheduler,
     workers,
     calls,
     allocated,
     finished,
-    report(rank, output) {
-      news[rank]?.push({
-        finishedSending: [],
-        finishedReceiving: [],
-        failedReceiving: [],
-        failedBlockIds: [],
-        ...output,
-      });
-      listeners[rank]?.();
-    },
-    received(requestId, failed) {
-      const failedReceiving =
-        failed === undefined
-          ? []
-          : [
-              {
-                requestId,
-                code: "KV_TRANSFER_FAILED" as const,
-                message: "scripted",
-                failureType: "transfer_failed",
-                ...failed,
-              },
-            ];
-      workers.forEach((_, rank) => {
-        connector.report(rank, { finishedReceiving: [requestId], failedReceiving });
-      });
-    },
-    sent(requestId) {
-      workers.forEach((_, rank) => {
-        connector.report(rank, { finishedSending: [requestId] });
-      });
-    },
+    report,
+    received: (requestId) => reportAll({ finishedReceiving: [requestId] }),
+    sent: (requestId) => reportAll({ finishedSending: [requestId] }),
   };
-  return connector;
 }
+
+const NOTHING: WorkerOutput = {
+  finishedSending: [],
+  finishedReceiving: [],
+  failedReceiving: [],
+  failedBlockIds: [],
+};

@@ -1,3 +1,4 @@
+import { memoryTransport } from "@kv/transport-memory";
 import { onTestFinished } from "vitest";
 import { BlockPool } from "../../src/engine/cache/block-pool.js";
 import { KvPool } from "../../src/engine/cache/kv-pool.js";
@@ -6,7 +7,6 @@ import type { ServedInstance } from "../../src/http/generation.js";
 import { InstanceServer, type InstanceServerOptions } from "../../src/http/server.js";
 import type { Tokenizer } from "../../src/model/tokenizer/tokenizer.js";
 import { arithmeticModel } from "./arithmetic-model.js";
-import { heapTransport } from "./heap-memory.js";
 import { scriptedConnector } from "./scripted-connector.js";
 
 /** A tokenizer whose words are token ids. */
@@ -25,7 +25,7 @@ export async function serve(
   const model = arithmeticModel();
   const connector = scriptedConnector();
   const pool = new KvPool({
-    transport: heapTransport(),
+    transport: memoryTransport(),
     geometry: model.config,
     numBlocks: 64,
     blockSize: 4,
@@ -39,7 +39,6 @@ export async function serve(
     maxModelLen: 512,
     maxOutputTokens: 100,
     debug: false,
-    zeroBlockOf() {},
     ready: () => true,
     status: () => ({ outstanding: engine.outstanding() }),
     metrics: () => "kv_test 1\n",
@@ -47,7 +46,7 @@ export async function serve(
     ...given,
   };
   const server = new InstanceServer(instance, options);
-  const { url } = await server.listen({ host: "127.0.0.1", port: 0 });
+  const { url } = await server.listen("127.0.0.1", 0);
   onTestFinished(async () => {
     await engine.close();
     await server.close();

@@ -4,10 +4,7 @@ import { expectThrown } from "../expect-error.js";
 import type { ConnectorSuiteOptions } from "./engine.js";
 import { type Fixture, REMOTE_DECODE } from "./fixture.js";
 
-/**
- * Invalid changes to the parameters of vLLM's NixlConnector, which carry the prefill side's block
- * ids and address.
- */
+/** Changes to the block ids and address in vLLM's NixlConnector parameters. */
 const VLLM_BAD_PARAMETERS: readonly KvTransferParams[] = [
   { remote_block_ids: "0,1" },
   { remote_block_ids: [[0, -1]] },
@@ -31,10 +28,10 @@ export function failureTests(
   fixture: Fixture,
   { badParameters }: Pick<ConnectorSuiteOptions, "badParameters">,
 ): void {
-  const blocks = (count: number): number => count * fixture.decode().config.blockSize;
+  const blocks = (count: number): number => count * fixture.decode.config.blockSize;
 
   test("an aborted or failed prefill keeps no blocks and returns no parameters", async () => {
-    const prefill = fixture.prefill();
+    const prefill = fixture.prefill;
     for (const [reason, rounds] of [
       ["aborted", 0],
       ["aborted", 2],
@@ -50,7 +47,7 @@ export function failureTests(
   });
 
   test("a decode aborted at any point frees the blocks of both sides, and nothing is written afterwards", async () => {
-    const decode = fixture.decode();
+    const decode = fixture.decode;
     for (const [index, when] of (
       ["not admitted", "no step yet", 1, 2, "posted", 3, "posted", "arrived"] as const
     ).entries()) {
@@ -65,12 +62,11 @@ export function failureTests(
         const running = decode.admit(request, 0);
         if (typeof when === "number") await fixture.rounds(when);
         if (when === "posted") {
-          // No time passes: the posted transfer is in flight and may still write.
+          // No time passes: the transfer in flight may still write.
           await decode.step();
           await new Promise((resolve) => void setTimeout(resolve, 0));
         }
-        if (when === "arrived")
-          await fixture.until("it has arrived", () => decode.received.has(requestId));
+        if (when === "arrived") await fixture.arrived(requestId);
         decode.finish(running, "aborted");
       }
       await fixture.freed(requestId);
@@ -86,14 +82,14 @@ export function failureTests(
       message: "m",
       failureType: "transfer_failed",
     } as const;
-    for (const { end } of [fixture.prefill(), fixture.decode()])
+    for (const { end } of [fixture.prefill, fixture.decode])
       end.scheduler.applyWorkerOutput({
         finishedSending: [requestId],
         finishedReceiving: [requestId],
         failedReceiving: [failure],
         failedBlockIds: [],
       });
-    const decode = fixture.decode();
+    const decode = fixture.decode;
     const unseen = decode.request("never-seen", blocks(1), undefined);
     expect(decode.end.scheduler.requestFinished(unseen, [], "aborted")).toMatchObject({
       keepBlocks: false,
@@ -102,7 +98,7 @@ export function failureTests(
   });
 
   test("matchedTokens rejects invalid kv_transfer_params, and the next request works", async () => {
-    const decode = fixture.decode();
+    const decode = fixture.decode;
     const { scheduler } = decode.end;
     const prompt = await fixture.prefilled("cmpl-right", blocks(2), 40);
     const good = prompt.params;
@@ -121,7 +117,7 @@ export function failureTests(
   });
 
   test("a peer that is not at the given address: the request fails with a code, and its blocks can be reused", async () => {
-    const decode = fixture.decode();
+    const decode = fixture.decode;
     const prompt = await fixture.prefilled("cmpl-lost", blocks(2), 50);
     const params = {
       ...prompt.params,
@@ -145,15 +141,15 @@ export function failureTests(
 
   test("close completes with requests in flight, and a second time", async () => {
     const prompt = await fixture.prefilled("cmpl-closing", blocks(4), 60);
-    const decode = fixture.decode();
-    decode.admit(decode.request("cmpl-closing", blocks(4), prompt.params), 0);
+    const decode = fixture.decode;
+    fixture.admitted(prompt);
     await fixture.rounds(1);
     await fixture.closeBoth();
     await fixture.closeBoth();
-    for (const { end } of [fixture.prefill(), decode]) {
+    for (const { end } of [fixture.prefill, decode]) {
       expect(end.scheduler.outstanding().listeners ?? 0).toBe(0);
     }
-    const { pendingTimers } = fixture.pair();
+    const { pendingTimers } = fixture.pair;
     if (pendingTimers !== undefined)
       await fixture.eventually("no timer is left", () => pendingTimers() === 0);
   });

@@ -1,9 +1,14 @@
 import type { BlockIds, KvTransferParams } from "@kv/interface";
 import { afterEach, beforeEach, expect } from "vitest";
-import type { ConnectorPair, ConnectorSuiteOptions } from "./engine.js";
-import { type RunningRequest, type TestEngine, testEngine } from "./engine.js";
+import { TIME_LIMIT_MS } from "../time-limits.js";
+import {
+  type ConnectorPair,
+  type ConnectorSuiteOptions,
+  type RunningRequest,
+  TestEngine,
+} from "./engine.js";
 
-/** `kv_transfer_params` that a proxy sends to the prefill side. */
+/** What a proxy sends to the prefill side. */
 export const REMOTE_DECODE: KvTransferParams = {
   do_remote_decode: true,
   do_remote_prefill: false,
@@ -16,180 +21,190 @@ export const REMOTE_DECODE: KvTransferParams = {
 export interface Prefilled {
   readonly requestId: string;
   readonly numTokens: number;
-  readonly seed: number;
   readonly blockIds: BlockIds;
-  /** `kv_transfer_params` for the decode side. */
   readonly params: KvTransferParams;
 }
 
-export interface Fixture {
-  pair(): ConnectorPair;
-  prefill(): TestEngine;
-  decode(): TestEngine;
-  /** Steps both engines until the predicate is true. */
-  until(condition: string, predicate: () => boolean): Promise<void>;
-  rounds(count: number): Promise<void>;
-  /** Lets time pass, without steps, until the predicate is true. */
-  eventually(condition: string, predicate: () => boolean): Promise<void>;
-  /** Computes a prompt on the prefill side, which keeps its blocks. */
-  prefilled(requestId: string, numTokens: number, seed: number): Promise<Prefilled>;
-  /** Admits a prompt on the decode side, and waits until its KV has arrived. */
-  received(prompt: Prefilled, numComputedTokens?: number): Promise<RunningRequest>;
-  /** Waits until the prefill side has freed the blocks of a request. */
-  freed(requestId: string): Promise<void>;
-  /** Throws unless the blocks hold the KV of `prompt` from token `fromToken` on. */
-  expectArrived(prompt: Prefilled, running: RunningRequest, fromToken?: number): void;
-  /** Closes the connectors of both engines while time passes. */
-  closeBoth(): Promise<void>;
-  /**
-   * Waits until no blocks are kept and nothing is outstanding, and checks that no free block was
-   * written.
-   */
-  expectIdle(): Promise<void>;
-}
-
-/** Keys of `outstanding` that may stay until `close`. */
+/** May stay until `close`. */
 const OUTLIVES_REQUESTS = ["listeners"];
 
-export function createFixture(options: ConnectorSuiteOptions): Fixture {
-  let pair: ConnectorPair | undefined;
-  let engines: { prefill: TestEngine; decode: TestEngine } | undefined;
-  /** The KV of each prompt, for comparison after its blocks are freed. */
-  const computed = new Map<string, Uint8Array[][][]>();
+/** New engines for each test. */
+export class Fixture {
+  readonly #options: ConnectorSuiteOptions;
+  #pair: ConnectorPair | undefined;
+  #engines: { readonly prefill: TestEngine; readonly decode: TestEngine } | undefined;
+  /** Each prompt's KV, kept after its blocks are freed. */
+  readonly #computed = new Map<string, Uint8Array[][][]>();
 
-  beforeEach(async () => {
-    pair = await options.createPair();
-    engines = { prefill: testEngine(pair.prefill), decode: testEngine(pair.decode) };
-    await engines.prefill.open();
-    await engines.decode.open();
-  });
-  afterEach(async () => {
-    computed.clear();
-    await self.closeBoth();
-    await pair?.close();
-    pair = undefined;
-    engines = undefined;
-  });
-
-  function present<T>(value: T | undefined): T {
-    if (value === undefined) throw new Error("the pair of the suite was not created");
-    return value;
+  constructor(options: ConnectorSuiteOptions) {
+    this.#options = options;
+    beforeEach(async () => {
+      const pair = await options.createPair();
+      this.#pair = pair;
+      this.#engines = {
+        prefill: new TestEngine(pair.prefill),
+        decode: new TestEngine(pair.decode),
+      };
+      await this.prefill.open();
+      await this.decode.open();
+    }, TIME_LIMIT_MS);
+    afterEach(async () => {
+      this.#computed.clear();
+      await this.closeBoth();
+      await this.pair.close();
+      this.#pair = undefined;
+      this.#engines = undefined;
+    }, TIME_LIMIT_MS);
   }
 
-  /** Awaits a promise while time passes. */
-  async function waitFor(promise: Promise<unknown>): Promise<void> {
+  get pair(): ConnectorPair {
+    return present(this.#pair);
+  }
+
+  get prefill(): TestEngine {
+    return present(this.#engines).prefill;
+  }
+
+  get decode(): TestEngine {
+    return present(this.#engines).decode;
+  }
+
+  async rounds(count: number): Promise<void> {
+    for (let round = 0; round < count; round++) {
+      await this.#waitFor(Promise.all([this.prefill.step(), this.decode.step()]));
+      await this.pair.progress();
+    }
+  }
+
+  /** Lets time pass, without steps. */
+  async eventually(condition: string, predicate: () => boolean): Promise<void> {
+    for (let round = 0; round < 1000; round++) {
+      if (predicate()) return;
+      await this.pair.progress();
+    }
+    expect.fail(`${condition}: still false after 1000 turns`);
+  }
+
+  /** Steps both engines. */
+  async until(condition: string, predicate: () => boolean): Promise<void> {
+    const { maxRounds = 20_000 } = this.#options;
+    for (let round = 0; round < maxRounds; round++) {
+      if (predicate()) return;
+      await this.rounds(1);
+    }
+    const outstanding = JSON.stringify([this.prefill, this.decode].map(outstandingOf));
+    expect.fail(`${condition}: still false after ${maxRounds} rounds; outstanding ${outstanding}`);
+  }
+
+  /** Computes a prompt and keeps its blocks. */
+  async prefilled(requestId: string, numTokens: number, seed: number): Promise<Prefilled> {
+    const engine = this.prefill;
+    const running = engine.admit(engine.request(requestId, numTokens, REMOTE_DECODE), 0);
+    expect(running.externalTokens).toBe(0);
+    // A connector that stages copies the forward pass's result within this step.
+    engine.compute(running.blockIds, seed);
+    await this.rounds(1);
+    this.#computed.set(
+      requestId,
+      engine.end.caches.map((cache, worker) =>
+        cache.regions.map((_, region) =>
+          running.blockIds.flat().map((id) => engine.block(worker, region, id).slice()),
+        ),
+      ),
+    );
+    const params = engine.finish(running, "length");
+    expect(engine.kept).toBeGreaterThan(0);
+    if (params === undefined)
+      return expect.fail(`prefill of ${requestId} returned no kv_transfer_params`);
+    expect(params.do_remote_prefill).toBe(true);
+    return { requestId, numTokens, blockIds: running.blockIds, params };
+  }
+
+  admitted({ requestId, numTokens, params }: Prefilled, numComputedTokens = 0): RunningRequest {
+    const request = this.decode.request(requestId, numTokens, params);
+    const running = this.decode.admit(request, numComputedTokens);
+    expect(running.externalTokens).toBe(numTokens - numComputedTokens);
+    return running;
+  }
+
+  async arrived(...requestIds: readonly string[]): Promise<void> {
+    const { received } = this.decode;
+    await this.until(`${requestIds} has arrived`, () => requestIds.every((id) => received.has(id)));
+  }
+
+  /** Admits a prompt and waits for its KV. */
+  async received(prompt: Prefilled): Promise<RunningRequest> {
+    const running = this.admitted(prompt);
+    await this.arrived(prompt.requestId);
+    return running;
+  }
+
+  /** Waits until the prefill side has freed the request's blocks. */
+  freed(requestId: string): Promise<void> {
+    const { sent } = this.prefill;
+    return this.until("the prefill side has freed its blocks", () => sent.has(requestId));
+  }
+
+  /** The blocks must hold `prompt`'s KV from `fromToken` on. */
+  expectArrived(prompt: Prefilled, running: RunningRequest, fromToken = 0): void {
+    const { decode: engine, pair } = this;
+    if (pair.compare !== undefined) {
+      pair.compare(prompt.blockIds, running.blockIds, prompt.numTokens);
+      return;
+    }
+    const { blockSize } = engine.config;
+    engine.end.caches.forEach((cache, worker) => {
+      cache.regions.forEach((_, region) => {
+        const blocks = this.#computed.get(prompt.requestId)?.[worker]?.[region];
+        let at = 0;
+        for (const ids of running.blockIds) {
+          ids.forEach((id, index) => {
+            const source = blocks?.[at++];
+            const from = index * blockSize;
+            if (from < fromToken) return;
+            const got = engine.block(worker, region, id);
+            // In a partial block, layouts agree only on the first bytes.
+            const length = from + blockSize <= prompt.numTokens ? got.length : 4;
+            expect(got.subarray(0, length)).toEqual(source?.subarray(0, length));
+          });
+        }
+      });
+    });
+  }
+
+  closeBoth(): Promise<void> {
+    return this.#waitFor(Promise.all([this.prefill.close(), this.decode.close()]));
+  }
+
+  /** Waits until nothing is kept or outstanding; no free block may have been written. */
+  async expectIdle(): Promise<void> {
+    const both = [this.prefill, this.decode];
+    await this.until("both engines are idle", () =>
+      both.every((engine) => engine.kept === 0 && Object.keys(outstandingOf(engine)).length === 0),
+    );
+    for (const engine of both) {
+      expect(engine.end.scheduler.hasPendingWork()).toBe(false);
+      engine.expectFreeBlocksUntouched();
+    }
+  }
+
+  async #waitFor(promise: Promise<unknown>): Promise<void> {
     let settled = false;
     const outcome = promise.finally(() => {
       settled = true;
     });
     outcome.catch(() => {});
-    while (!settled) await present(pair).progress();
+    while (!settled) await this.pair.progress();
     await outcome;
   }
-
-  const self: Fixture = {
-    pair: () => present(pair),
-    prefill: () => present(engines).prefill,
-    decode: () => present(engines).decode,
-    async rounds(count) {
-      for (let round = 0; round < count; round++) {
-        await waitFor(Promise.all([self.prefill().step(), self.decode().step()]));
-        await self.pair().progress();
-      }
-    },
-    async eventually(condition, predicate) {
-      for (let round = 0; round < 1000; round++) {
-        if (predicate()) return;
-        await self.pair().progress();
-      }
-      expect.fail(`${condition}: still false after 1000 turns`);
-    },
-    async until(condition, predicate) {
-      for (let round = 0; round < (options.maxRounds ?? 20_000); round++) {
-        if (predicate()) return;
-        await self.rounds(1);
-      }
-      const outstanding = JSON.stringify([self.prefill(), self.decode()].map(outstandingOf));
-      expect.fail(
-        `${condition}: still false after ${options.maxRounds ?? 20_000} rounds; outstanding ${outstanding}`,
-      );
-    },
-    async prefilled(requestId, numTokens, seed) {
-      const engine = self.prefill();
-      const running = engine.admit(engine.request(requestId, numTokens, REMOTE_DECODE), 0);
-      expect(running.externalTokens).toBe(0);
-      // The forward pass of this step; a connector that stages copies its result within the step.
-      engine.compute(running.blockIds, seed);
-      await self.rounds(1);
-      computed.set(
-        requestId,
-        engine.end.caches.map((cache, worker) =>
-          cache.regions.map((_, region) =>
-            running.blockIds.flat().map((id) => engine.block(worker, region, id).slice()),
-          ),
-        ),
-      );
-      const params = engine.finish(running, "length");
-      expect(engine.kept).toBeGreaterThan(0);
-      if (params === undefined)
-        return expect.fail(`prefill of ${requestId} returned no kv_transfer_params`);
-      expect(params.do_remote_prefill).toBe(true);
-      return { requestId, numTokens, seed, blockIds: running.blockIds, params };
-    },
-    async received({ requestId, numTokens, params }, numComputedTokens = 0) {
-      const engine = self.decode();
-      const running = engine.admit(engine.request(requestId, numTokens, params), numComputedTokens);
-      expect(running.externalTokens).toBe(numTokens - numComputedTokens);
-      await self.until("the prompt has arrived", () => engine.received.has(requestId));
-      return running;
-    },
-    freed: (requestId) =>
-      self.until("the prefill side has freed its blocks", () => self.prefill().sent.has(requestId)),
-    expectArrived(prompt, running, fromToken = 0) {
-      const engine = self.decode();
-      const { compare } = self.pair();
-      if (compare !== undefined) {
-        compare(prompt.blockIds, running.blockIds, prompt.numTokens);
-        return;
-      }
-      const { blockSize } = engine.config;
-      engine.end.caches.forEach((cache, worker) => {
-        cache.regions.forEach((_, region) => {
-          const blocks = computed.get(prompt.requestId)?.[worker]?.[region];
-          let at = 0;
-          for (const ids of running.blockIds) {
-            ids.forEach((id, index) => {
-              const source = blocks?.[at++];
-              const from = index * blockSize;
-              if (from < fromToken) return;
-              const got = engine.block(worker, region, id);
-              // Where the prompt does not fill its last block, only the first bytes are the same in
-              // every layout.
-              const length = from + blockSize <= prompt.numTokens ? got.length : 4;
-              expect(got.subarray(0, length)).toEqual(source?.subarray(0, length));
-            });
-          }
-        });
-      });
-    },
-    closeBoth: () => waitFor(Promise.all([self.prefill().close(), self.decode().close()])),
-    async expectIdle() {
-      const both = [self.prefill(), self.decode()];
-      await self.until("both engines are idle", () =>
-        both.every(
-          (engine) => engine.kept === 0 && Object.keys(outstandingOf(engine)).length === 0,
-        ),
-      );
-      for (const engine of both) {
-        expect(engine.end.scheduler.hasPendingWork()).toBe(false);
-        engine.expectFreeBlocksUntouched();
-      }
-    },
-  };
-  return self;
 }
 
-/** Returns the counters that are not zero, by side. */
+function present<T>(value: T | undefined): T {
+  if (value === undefined) throw new Error("the pair of the suite was not created");
+  return value;
+}
+
+/** Counters that are not zero, by side. */
 function outstandingOf({ end }: TestEngine): Record<string, number> {
   const held: Record<string, number> = {};
   const note = (side: string, counts: Readonly<Record<string, number>>): void => {
@@ -198,7 +213,7 @@ function outstandingOf({ end }: TestEngine): Record<string, number> {
     }
   };
   note("scheduler", end.scheduler.outstanding());
-  // Work that waits for the next step counts as outstanding, although it has no key.
+  // Work for the next step is outstanding, but has no key.
   note("scheduler", { hasPendingWork: end.scheduler.hasPendingWork() ? 1 : 0 });
   for (const [index, worker] of end.workers.entries()) note(`worker${index}`, worker.outstanding());
   return held;

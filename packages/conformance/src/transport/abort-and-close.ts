@@ -2,14 +2,12 @@ import { KvError, type Transfer, type TransferRequest } from "@kv/interface";
 import { expect, test } from "vitest";
 import { expectError, expectThrown } from "../expect-error.js";
 import {
-  blockPair,
   blockTable,
   bytes,
   expectBytes,
   type Fixture,
   fulfilled,
   idsBelow,
-  nextText,
   pattern,
   readOf,
 } from "./fixture.js";
@@ -21,13 +19,13 @@ export function abortAndCloseTests(fixture: Fixture): void {
   async function bigTransfer(
     give: Pick<TransferRequest, "signal" | "timeoutMs" | "notification"> = {},
   ) {
-    const { reader, owner, local, remote } = await blockPair(fixture, lengthBytes(), 4096);
+    const { reader, owner, local, remote } = await fixture.blockPair(lengthBytes(), 4096);
     const ids = idsBelow(lengthBytes() / 4096);
     const transfer = reader.agent.transfer({ ...readOf({ local, remote }, ids), ...give });
     return { reader, owner, local, transfer };
   }
 
-  /** Returns "done" or the code of the error. */
+  /** "done" or the error's code. */
   function outcomeOf({ done }: Transfer): Promise<string> {
     return waitFor(
       done.then(
@@ -37,29 +35,27 @@ export function abortAndCloseTests(fixture: Fixture): void {
     );
   }
 
-  /** Checks what every outcome guarantees. */
   async function expectOrderlyEnd(
     ended: Awaited<ReturnType<typeof bigTransfer>>,
     outcome: string,
   ): Promise<void> {
     const { reader, owner, transfer } = ended;
     await waitFor(transfer.released);
-    // After `released` the transfer must not write into the memory any more.
+    // After `released`, nothing may write into the memory.
     reader.memory.bytes.fill(0xee);
     const arrived = owner.agent.notifications();
     for (let round = 0; round < 20; round++) {
       await waitFor(reader.agent.notify(owner.agent.name, bytes(`marker ${round}`)));
       if (round === 0 && outcome === "done")
-        expect(await nextText(fixture, arrived)).toBe("notification");
-      expect(await nextText(fixture, arrived)).toBe(`marker ${round}`);
+        expect(await fixture.nextText(arrived)).toBe("notification");
+      expect(await fixture.nextText(arrived)).toBe(`marker ${round}`);
     }
     expectBytes(reader.memory.bytes, Buffer.alloc(reader.memory.lengthBytes, 0xee));
     expect(reader.agent.telemetry().transfersInFlight).toBe(0);
   }
 
   test("an immediate abort rejects `done`, `released` resolves, and no notification arrives", async () => {
-    // Where another thread moves the bytes, the transfer may finish before this thread aborts it.
-    // That is rare, so ten attempts are enough.
+    // Another thread rarely finishes the transfer before the abort, so ten attempts are enough.
     const attempts = fixture.options.transfersTakeTime === true ? 1 : 10;
     let outcome = "done";
     for (let attempt = 0; attempt < attempts && outcome === "done"; attempt++) {
@@ -128,7 +124,7 @@ export function abortAndCloseTests(fixture: Fixture): void {
   });
 
   test("an agent closes twice, releases its memory, and rejects later calls", async () => {
-    const { reader, owner, local, remote } = await blockPair(fixture, 8192, 1024);
+    const { reader, owner, local, remote } = await fixture.blockPair(8192, 1024);
     const { agent, memory } = reader;
     const metadata = await waitFor(owner.agent.localMetadata());
     await Promise.all([waitFor(agent.close()), waitFor(agent.close())]);

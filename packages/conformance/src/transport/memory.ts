@@ -24,7 +24,7 @@ export function memoryTests(fixture: Fixture): void {
   test("invalid lengths are rejected", () => {
     for (const length of [0, -1, 1.5, Number.NaN, Number.POSITIVE_INFINITY, 2 ** 53]) {
       expectThrown(
-        () => fixture.transport().allocate(length),
+        () => fixture.transport.allocate(length),
         "KV_MEMORY_INVALID",
         "KV_TRANSPORT_UNSUPPORTED",
       );

@@ -1,24 +1,12 @@
 import { expect, test } from "vitest";
 import { expectThrown } from "../expect-error.js";
-import {
-  blockPair,
-  bytes,
-  expectBytes,
-  type Fixture,
-  idsBelow,
-  nextOf,
-  nextText,
-  operations,
-  pattern,
-  readOf,
-} from "./fixture.js";
+import { bytes, expectBytes, type Fixture, idsBelow, pattern, readOf } from "./fixture.js";
 
 export function notificationTests(fixture: Fixture): void {
   const { waitFor, rejects } = fixture;
 
   test("notifications arrive in order, byte for byte, with the sender's name", async () => {
-    const [one, two] = [await fixture.agent(), await fixture.agent()];
-    await fixture.introduce(one, two);
+    const [one, two] = await fixture.agents();
     const payloads = Array.from({ length: 100 }, (_, index) =>
       pattern(1 + ((index * 37) % 2000), index),
     );
@@ -26,13 +14,13 @@ export function notificationTests(fixture: Fixture): void {
     for (const payload of [...payloads, binary]) {
       const sent = payload.slice();
       const taken = one.notify(two.name, sent);
-      // The payload was copied at the call.
+      // The call copied the payload.
       sent.fill(0);
       await waitFor(taken);
     }
     const arrived = two.notifications();
     for (const payload of [...payloads, binary]) {
-      const { from, payload: got } = await nextOf(fixture, arrived);
+      const { from, payload: got } = await fixture.nextOf(arrived);
       expect(from).toBe(one.name);
       expectBytes(got, payload);
     }
@@ -41,24 +29,22 @@ export function notificationTests(fixture: Fixture): void {
   });
 
   test("a notification sent just before the agent closes arrives, also as the first one to that peer", async () => {
-    const [one, two] = [await fixture.agent(), await fixture.agent()];
-    await fixture.introduce(one, two);
+    const [one, two] = await fixture.agents();
     await waitFor(one.notify(two.name, bytes("last")));
     await waitFor(one.close());
-    expect(await nextText(fixture, two.notifications())).toBe("last");
+    expect(await fixture.nextText(two.notifications())).toBe("last");
   });
 
   test("only one iterator may be open; notifications that arrive without one are kept", async () => {
-    const [one, two] = [await fixture.agent(), await fixture.agent()];
-    await fixture.introduce(one, two);
+    const [one, two] = await fixture.agents();
     for (const word of ["a", "b", "c"]) await waitFor(one.notify(two.name, bytes(word)));
     const first = two.notifications();
-    expect(await nextText(fixture, first)).toBe("a");
+    expect(await fixture.nextText(first)).toBe("a");
     expectThrown(() => two.notifications(), "KV_NOTIFICATION_INVALID", "KV_AGENT_INVALID");
     await first.return?.();
     expect((await first.next()).done).toBe(true);
     const second = two.notifications();
-    for (const word of ["b", "c"]) expect(await nextText(fixture, second)).toBe(word);
+    for (const word of ["b", "c"]) expect(await fixture.nextText(second)).toBe(word);
     const waiting = second.next();
     await waitFor(one.notify(two.name, bytes("d")));
     expect((await waitFor(waiting)).value.payload).toEqual(bytes("d"));
@@ -75,18 +61,18 @@ export function notificationTests(fixture: Fixture): void {
 
   test("the notification of a transfer arrives exactly once, after its last byte", async () => {
     const lengthBytes = 8 << 20;
-    const { reader, owner, local, remote } = await blockPair(fixture, lengthBytes, 16_384, 20);
+    const { reader, owner, local, remote } = await fixture.blockPair(lengthBytes, 16_384, 20);
     const ids = idsBelow(lengthBytes / 16_384);
     const arrived = owner.agent.notifications();
-    for (const operation of operations(fixture).toReversed()) {
+    for (const operation of fixture.operations.toReversed()) {
       reader.memory.bytes.set(pattern(lengthBytes, 20));
       owner.memory.bytes.set(pattern(lengthBytes, 21));
       const sent = bytes(`payload of ${operation}`);
       const request = { ...readOf({ local, remote }, ids), operation, notification: sent };
       const { done } = reader.agent.transfer(request);
       sent.fill(0);
-      const { from, payload } = await nextOf(fixture, arrived);
-      // Checked at the moment when the owner receives it.
+      const { from, payload } = await fixture.nextOf(arrived);
+      // Checked when the owner receives it.
       expectBytes(reader.memory.bytes, owner.memory.bytes);
       expect(
         Buffer.compare(owner.memory.bytes, pattern(lengthBytes, operation === "WRITE" ? 20 : 21)),
@@ -94,12 +80,12 @@ export function notificationTests(fixture: Fixture): void {
       expect([from, payload]).toEqual([reader.agent.name, bytes(`payload of ${operation}`)]);
       await waitFor(done);
       await waitFor(reader.agent.notify(owner.agent.name, bytes("marker")));
-      expect(await nextText(fixture, arrived)).toBe("marker");
+      expect(await fixture.nextText(arrived)).toBe("marker");
     }
   });
 
   test("no notification arrives for a transfer that failed", async () => {
-    const { reader, owner, local, remote } = await blockPair(fixture, 8192, 1024);
+    const { reader, owner, local, remote } = await fixture.blockPair(8192, 1024);
     const { done, released } = reader.agent.transfer({
       ...readOf({ local, remote }, Int32Array.of(0, 1)),
       notification: bytes("never"),
@@ -108,6 +94,6 @@ export function notificationTests(fixture: Fixture): void {
     await rejects(() => done, "KV_TRANSFER_ABORTED");
     await waitFor(released);
     await waitFor(reader.agent.notify(owner.agent.name, bytes("marker")));
-    expect(await nextText(fixture, owner.agent.notifications())).toBe("marker");
+    expect(await fixture.nextText(owner.agent.notifications())).toBe("marker");
   });
 }

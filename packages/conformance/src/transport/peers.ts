@@ -1,13 +1,5 @@
 import { expect, test } from "vitest";
-import {
-  blockLists,
-  blockPair,
-  blockTable,
-  bytes,
-  type Fixture,
-  prepare,
-  readOf,
-} from "./fixture.js";
+import { blockTable, bytes, type Fixture, readOf } from "./fixture.js";
 
 export function peerTests(fixture: Fixture): void {
   const { waitFor, rejects } = fixture;
@@ -24,13 +16,13 @@ export function peerTests(fixture: Fixture): void {
   test("invalid names and unknown backends are rejected", async () => {
     for (const name of ["", "x".repeat(256), "ü", "a\nb", "a\u0000b"]) {
       await rejects(
-        () => fixture.transport().createAgent({ ...fixture.options.agentOptions, name }),
+        () => fixture.transport.createAgent({ ...fixture.options.agentOptions, name }),
         "KV_AGENT_INVALID",
       );
     }
     const backends = [{ name: "NO_SUCH_BACKEND" }];
     const error = await rejects(
-      () => fixture.transport().createAgent({ backends }),
+      () => fixture.transport.createAgent({ backends }),
       "KV_BACKEND_UNAVAILABLE",
     );
     expect(error.message).toContain("NO_SUCH_BACKEND");
@@ -46,13 +38,12 @@ export function peerTests(fixture: Fixture): void {
     await waitFor(owner.agent.register(late));
     expect(await waitFor(added())).toBe(owner.agent.name);
     expect(reader.agent.telemetry().remotes).toBe(1);
-    const remote = await prepare(
-      fixture,
+    const remote = await fixture.prepare(
       reader.agent,
       { ...owner, memory: late },
       [0, 1024, 1024, 4],
     );
-    const local = await prepare(fixture, reader.agent, reader, [0, 1024, 1024, 4]);
+    const local = await fixture.prepare(reader.agent, reader, [0, 1024, 1024, 4]);
     await waitFor(reader.agent.transfer(readOf({ local, remote }, Int32Array.of(0, 1, 2, 3))).done);
     expect(reader.memory.bytes.every((byte) => byte === 77)).toBe(true);
   });
@@ -64,7 +55,7 @@ export function peerTests(fixture: Fixture): void {
       await rejects(() => reader.agent.addRemote(wrong), "KV_AGENT_METADATA_INVALID");
     }
     expect(reader.agent.telemetry().remotes).toBe(0);
-    await blockLists(fixture, reader, owner, 1024);
+    await fixture.blockLists(reader, owner, 1024);
   });
 
   test.runIf(fixture.options.detectsDamagedMetadata === true)(
@@ -93,7 +84,7 @@ export function peerTests(fixture: Fixture): void {
   });
 
   test("a peer cannot be removed while a prepared list refers to it", async () => {
-    const { reader, owner, remote } = await blockPair(fixture, 4096, 1024);
+    const { reader, owner, remote } = await fixture.blockPair(4096, 1024);
     await rejects(() => reader.agent.removeRemote(owner.agent.name), "KV_MEMORY_IN_USE");
     await waitFor(remote.close());
     await waitFor(reader.agent.removeRemote(owner.agent.name));
@@ -110,16 +101,16 @@ export function peerTests(fixture: Fixture): void {
   test.runIf(createMortal !== undefined)(
     "transfers with a dead peer fail, where the transport reports peer death",
     async () => {
-      if (createMortal === undefined || !fixture.transport().capabilities.reportsPeerDeath) return;
+      if (createMortal === undefined || !fixture.transport.capabilities.reportsPeerDeath) return;
       const reader = await fixture.side(4096, 0);
       const { transport, kill } = await createMortal();
       const agent = await waitFor(transport.createAgent({ ...fixture.options.agentOptions }));
       const memory = transport.allocate(4096);
       const owner = { agent, memory, registration: await waitFor(agent.register(memory)) };
-      const request = readOf(await blockLists(fixture, reader, owner, 1024), Int32Array.of(0));
+      const request = readOf(await fixture.blockLists(reader, owner, 1024), Int32Array.of(0));
       const before = reader.agent.transfer(request);
       await waitFor(kill());
-      // The transfer in flight ends too, with any outcome.
+      // The transfer in flight may have any outcome.
       await waitFor(before.done.catch(() => {}));
       await waitFor(before.released);
       const { done, released } = reader.agent.transfer(request);

@@ -1,37 +1,27 @@
 import type { DescriptorTable } from "@kv/interface";
 import { expect, test } from "vitest";
 import { expectError, expectThrown } from "../expect-error.js";
-import {
-  blockPair,
-  expectBytes,
-  type Fixture,
-  fulfilled,
-  idsBelow,
-  introduced,
-  prepare,
-  readOf,
-  rowsIn,
-} from "./fixture.js";
+import { expectBytes, type Fixture, fulfilled, idsBelow, readOf, rowsIn } from "./fixture.js";
 
 export function preparedListTests(fixture: Fixture): void {
   const { waitFor, rejects } = fixture;
 
   test("a list counts its strided rows expanded and has the name of the owner", async () => {
-    const { reader, owner } = await introduced(fixture, 65_536);
+    const { reader, owner } = await fixture.introduced(65_536);
     const rows = [
       [0, 256, 1024, 8],
       [8192, 100, 100, 1],
       [16_384, 512, 512, 16],
     ] as const;
-    const local = await prepare(fixture, reader.agent, reader, ...rows);
-    const remote = await prepare(fixture, reader.agent, owner, ...rows);
+    const local = await fixture.prepare(reader.agent, reader, ...rows);
+    const remote = await fixture.prepare(reader.agent, owner, ...rows);
     expect(local).toMatchObject({ count: 25, remote: undefined, memoryType: "DRAM" });
     expect(remote).toMatchObject({ count: 25, remote: owner.agent.name, memoryType: "DRAM" });
     expect(reader.agent.telemetry().preparedLists).toBe(2);
   });
 
   test("rows are copied, or taken over with takeRows, and later changes to them have no effect", async () => {
-    const { reader, owner } = await introduced(fixture, 8192);
+    const { reader, owner } = await fixture.introduced(8192);
     const tables = [reader, owner].map(({ memory }) => ({
       memoryType: "DRAM" as const,
       rows: rowsIn(memory, [1024, 512, 512, 2]),
@@ -104,7 +94,7 @@ export function preparedListTests(fixture: Fixture): void {
   });
 
   test("rows outside registered memory are rejected, also when they exceed it by one byte or one stride", async () => {
-    const { reader, owner } = await introduced(fixture, 8192);
+    const { reader, owner } = await fixture.introduced(8192);
     const elsewhere = fixture.memory(8192);
     const beyond = [
       [0, 8193, 8193, 1],
@@ -119,7 +109,7 @@ export function preparedListTests(fixture: Fixture): void {
         [elsewhere, [0, 16, 16, 1]] as const,
       ]) {
         await expectError(
-          () => prepare(fixture, reader.agent, { ...side, memory }, row),
+          () => fixture.prepare(reader.agent, { ...side, memory }, row),
           "KV_MEMORY_NOT_REGISTERED",
           "KV_LIST_INVALID",
         );
@@ -130,7 +120,7 @@ export function preparedListTests(fixture: Fixture): void {
 
   test("a registration cannot close while a prepared list refers to its memory", async () => {
     const { agent, memory, registration } = await fixture.side(8192, 0);
-    const list = await prepare(fixture, agent, { agent, memory }, [0, 1024, 1024, 8]);
+    const list = await fixture.prepare(agent, { agent, memory }, [0, 1024, 1024, 8]);
     await rejects(() => registration.close(), "KV_MEMORY_IN_USE");
     expectThrown(() => memory.close(), "KV_MEMORY_IN_USE");
     await waitFor(list.close());
@@ -138,13 +128,13 @@ export function preparedListTests(fixture: Fixture): void {
     await waitFor(registration.close());
     expect(agent.telemetry()).toMatchObject({ preparedLists: 0, registrations: 0 });
     await expectError(
-      () => prepare(fixture, agent, { agent, memory }, [0, 1024, 1024, 8]),
+      () => fixture.prepare(agent, { agent, memory }, [0, 1024, 1024, 8]),
       "KV_MEMORY_NOT_REGISTERED",
     );
   });
 
   test("closing a list waits for its transfers and rejects new ones", async () => {
-    const { reader, owner, local, remote } = await blockPair(fixture, 4 << 20, 4096);
+    const { reader, owner, local, remote } = await fixture.blockPair(4 << 20, 4096);
     const request = readOf({ local, remote }, idsBelow(1024));
     const { done, released } = reader.agent.transfer(request);
     const wasReleased = fulfilled(released);

@@ -6,190 +6,131 @@ import {
   type SideChannel,
 } from "@kv/interface";
 import { type HandshakeKeys, readHandshakeKeys } from "@kv/side-channel";
-import { MAX_SECONDS } from "./transfer-config-schema.js";
+import { z } from "zod";
+import { extraConfigSchema, readBy, seconds } from "./transfer-config-schema.js";
 
 /**
- * The settings that pull and push read from the transfer config, with vLLM 0.33's defaults.
- * Durations are in ms.
+ * What pull and push read from the transfer config, with vLLM 0.33's defaults. Durations are in ms.
  */
 export interface ConnectorSettings {
   /** `kv_lease_duration` (30 s). */
   readonly leaseMs: number;
-  /** How much a heartbeat extends a lease from its arrival: two thirds of a lease. */
+  /** Added to a lease by a heartbeat, from its arrival: two thirds of a lease. */
   readonly extensionMs: number;
   readonly heartbeatIntervalMs: number;
-  /**
-   * `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`: the lease of a request that gets no heartbeat. Undefined
-   * when the variable is not set.
-   */
+  /** `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`: the lease of a request that gets no heartbeat. */
   readonly unattendedLeaseMs: number | undefined;
   /**
-   * Safety margin before the end of a lease when P does not answer lease queries: 5 s (vLLM), or a
-   * sixth of a shorter lease.
+   * D stops this long before a lease ends when P answers no lease queries: 5 s (vLLM), or a sixth
+   * of a shorter lease.
    */
   readonly leaseMarginMs: number;
-  /** `engine_ttl` (3600 s): an unused remote engine is closed after this long; 0 means never. */
+  /** `engine_ttl` (3600 s): how long an unused remote engine stays open; 0 means forever. */
   readonly engineTtlMs: number;
-  /** `request_timeout` (60 s): from the order until the KV is in place, with the handshake. */
+  /** `request_timeout` (60 s): from the order until the KV is in place. */
   readonly requestTimeoutMs: number;
   /**
-   * `push_registration_timeout` (default `decoder_kv_blocks_ttl`): from a registration until the KV
-   * is in place, with P's queue and forward pass.
+   * `push_registration_timeout` (default `decoder_kv_blocks_ttl`): the same from a registration on,
+   * at a vLLM P that has not answered. It covers P's queue and forward pass.
    */
   readonly registrationTimeoutMs: number;
   /**
-   * The same at an `@kv` P (default `request_timeout`): it says when it will not write, so that D
-   * need not wait for long after a lost message.
+   * The same (default `request_timeout`) at an `@kv` P, which says when it will not write, and at a
+   * vLLM P that has answered.
    */
   readonly kvPeerRegistrationTimeoutMs: number;
   /**
-   * `decoder_kv_blocks_ttl` (480 s). Pull: how long D keeps the blocks of a finished request for a
-   * P that reads them back. Push: how long D does not reuse blocks that a P which does not answer
-   * may still write to.
+   * `decoder_kv_blocks_ttl` (480 s): how long D keeps blocks that P may still read back (pull) or
+   * write to (push).
    */
   readonly decoderBlocksTtlMs: number;
   /**
-   * `bidirectional_kv_xfer` (false): D keeps the blocks of a finished request, and P reads them
-   * back for the next turn. Pull only.
+   * `bidirectional_kv_xfer` (false): P reads a finished request's blocks back from D. Pull only.
    */
   readonly readsBack: boolean;
   /**
-   * `kv_recompute_threshold` (64): P computes fewer tokens than this itself instead of reading them
-   * back; 0: it reads all.
+   * `kv_recompute_threshold` (64): P computes fewer tokens than this instead of reading them back.
    */
   readonly recomputeThresholdTokens: number;
   readonly handshakeTimeoutMs: number;
   readonly enforceCompatibility: boolean;
-  /**
-   * `handshake_key_file`: the side channel is encrypted between those who have one of these keys,
-   * and refuses all others; vLLM has no key.
-   */
+  /** `handshake_key_file`: only holders of these keys can use the side channel. vLLM has no key. */
   readonly handshakeKeys: HandshakeKeys | undefined;
   /**
    * `require_kv_peer` (true with `handshake_key_file`): messages in vLLM's forms, which prove
-   * nothing, do not act on requests.
+   * nothing, have no effect.
    */
   readonly requiresKvPeer: boolean;
   /** `per_worker_ports` (false): one side-channel port per rank, as in vLLM's older guide. */
   readonly perWorkerPorts: boolean;
   /**
-   * `push_announced_block_size`: the tokens in a block that a push P announces instead of its own.
-   * It writes into the blocks of vLLM D's of that size, which would convert or refuse blocks of
-   * another one. Undefined: P announces its own.
+   * `push_announced_block_size`: the tokens per block that a push P announces, for vLLM D's with
+   * other blocks than P's.
    */
   readonly announcedBlockSize: number | undefined;
   /**
-   * `cache_unverified_kv` (false): KV that no P has compared with its prompt is reported as any
-   * other, so the engine's prefix cache may share it.
+   * `cache_unverified_kv` (false): the prefix cache may share KV that no P has compared with its
+   * prompt.
    */
   readonly cachesUnverifiedKv: boolean;
-  /**
-   * `push_layerwise` (false): P writes a layer as soon as it is computed, while later layers are
-   * being computed.
-   */
+  /** `push_layerwise` (false): P writes each layer as soon as it is computed. */
   readonly isLayerwise: boolean;
   /**
-   * `seed_first_token` (false): P passes the token that it has sampled on in its parameters, and D
-   * emits it (vllm#51919, in no release).
+   * `seed_first_token` (false): P passes on its sampled token, and D emits it (vllm#51919, in no
+   * release).
    */
   readonly seedsFirstToken: boolean;
 }
 
-/**
- * Reads the settings.
- * @throws `KV_CONFIG_INVALID` naming the key and the value.
- */
+const CONNECTOR_KEYS = extraConfigSchema.omit({
+  backends: true,
+  num_threads: true,
+  connectors: true,
+});
+const ABORT_TIMEOUT = "VLLM_NIXL_ABORT_REQUEST_TIMEOUT";
+const ENVIRONMENT = z.object({ [ABORT_TIMEOUT]: seconds(0.001, "") });
+
+/** @throws `KV_CONFIG_INVALID` naming the key and the value. */
 export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSettings {
-  const leaseMs = seconds(
-    "kv_connector_extra_config.kv_lease_duration",
-    extra.kv_lease_duration ?? 30,
-    0.001,
-  );
-  const requestTimeout = extra.request_timeout ?? 60;
-  const blocksTtl = extra.decoder_kv_blocks_ttl ?? 480;
-  const decoderBlocksTtlMs = seconds(
-    "kv_connector_extra_config.decoder_kv_blocks_ttl",
-    blocksTtl,
-    0.001,
-  );
-  const abortTimeout = env.VLLM_NIXL_ABORT_REQUEST_TIMEOUT;
-  const handshakeKeys = readHandshakeKeys(
-    "kv_connector_extra_config.handshake_key_file",
-    extra.handshake_key_file,
-  );
-  const registrationTimeout = (otherwise: unknown) =>
-    seconds(
-      "kv_connector_extra_config.push_registration_timeout",
-      extra.push_registration_timeout ?? otherwise,
-      0.001,
-    );
+  const within = "kv_connector_extra_config.";
   for (const name of ["handshake_key_require", "side_channel_curve"]) {
     if (extra[name] === undefined || extra[name] === null) continue;
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      `kv_connector_extra_config.${name} is no longer a setting`,
-      {
-        hint: "remove it: handshake_key_file alone encrypts the side channel and refuses peers without the key",
-      },
-    );
+    throw new KvError("KV_CONFIG_INVALID", `${within}${name} is no longer a setting`, {
+      hint: "remove it: handshake_key_file alone encrypts the side channel and refuses peers without the key",
+    });
   }
+
+  const given = readBy(CONNECTOR_KEYS, extra, within);
+  const unattended = env[ABORT_TIMEOUT] ? Number(env[ABORT_TIMEOUT]) : undefined;
+  readBy(ENVIRONMENT, { [ABORT_TIMEOUT]: unattended }, "");
+  const leaseMs = (given.kv_lease_duration ?? 30) * 1000;
+  const blocksTtl = given.decoder_kv_blocks_ttl ?? 480;
+  const requestTimeout = given.request_timeout ?? 60;
+  const registration = given.push_registration_timeout;
+  const handshakeKeys = readHandshakeKeys(`${within}handshake_key_file`, given.handshake_key_file);
   return {
     leaseMs,
     extensionMs: Math.floor((leaseMs * 2) / 3),
     heartbeatIntervalMs: Math.max(1, Math.floor(leaseMs / 6)),
-    unattendedLeaseMs:
-      abortTimeout === undefined || abortTimeout === ""
-        ? undefined
-        : seconds("VLLM_NIXL_ABORT_REQUEST_TIMEOUT", Number(abortTimeout), 0.001),
+    unattendedLeaseMs: unattended && unattended * 1000,
     leaseMarginMs: Math.min(5000, leaseMs / 6),
-    engineTtlMs: seconds("kv_connector_extra_config.engine_ttl", extra.engine_ttl ?? 3600, 0),
-    requestTimeoutMs: seconds("kv_connector_extra_config.request_timeout", requestTimeout, 0.001),
-    registrationTimeoutMs: registrationTimeout(blocksTtl),
-    kvPeerRegistrationTimeoutMs: registrationTimeout(requestTimeout),
-    decoderBlocksTtlMs,
-    readsBack: flag("bidirectional_kv_xfer", extra.bidirectional_kv_xfer ?? false),
-    recomputeThresholdTokens:
-      tokens("kv_connector_extra_config.kv_recompute_threshold", extra.kv_recompute_threshold, 0) ??
-      64,
+    engineTtlMs: (given.engine_ttl ?? 3600) * 1000,
+    requestTimeoutMs: requestTimeout * 1000,
+    registrationTimeoutMs: (registration ?? blocksTtl) * 1000,
+    kvPeerRegistrationTimeoutMs: (registration ?? requestTimeout) * 1000,
+    decoderBlocksTtlMs: blocksTtl * 1000,
+    readsBack: given.bidirectional_kv_xfer ?? false,
+    recomputeThresholdTokens: given.kv_recompute_threshold ?? 64,
     handshakeTimeoutMs: 5000,
-    enforceCompatibility: flag("enforce_handshake_compat", extra.enforce_handshake_compat ?? true),
+    enforceCompatibility: given.enforce_handshake_compat ?? true,
     handshakeKeys,
-    requiresKvPeer: flag("require_kv_peer", extra.require_kv_peer ?? handshakeKeys !== undefined),
-    perWorkerPorts: flag("per_worker_ports", extra.per_worker_ports ?? false),
-    announcedBlockSize: tokens(
-      "kv_connector_extra_config.push_announced_block_size",
-      extra.push_announced_block_size,
-      1,
-    ),
-    cachesUnverifiedKv: flag("cache_unverified_kv", extra.cache_unverified_kv ?? false),
-    isLayerwise: flag("push_layerwise", extra.push_layerwise ?? false),
-    seedsFirstToken: flag("seed_first_token", extra.seed_first_token ?? false),
+    requiresKvPeer: given.require_kv_peer ?? handshakeKeys !== undefined,
+    perWorkerPorts: given.per_worker_ports ?? false,
+    announcedBlockSize: given.push_announced_block_size ?? undefined,
+    cachesUnverifiedKv: given.cache_unverified_kv ?? false,
+    isLayerwise: given.push_layerwise ?? false,
+    seedsFirstToken: given.seed_first_token ?? false,
   };
-}
-
-function seconds(name: string, value: unknown, min: number): number {
-  if (typeof value === "number" && value >= min && value <= MAX_SECONDS) return value * 1000;
-  throw new KvError(
-    "KV_CONFIG_INVALID",
-    `${name} is ${JSON.stringify(value)}, not a number of seconds from ${min} to ${MAX_SECONDS}`,
-  );
-}
-
-function tokens(name: string, value: unknown, least: number): number | undefined {
-  if (value === undefined || value === null) return undefined;
-  if (Number.isSafeInteger(value) && Number(value) >= least) return Number(value);
-  throw new KvError(
-    "KV_CONFIG_INVALID",
-    `${name} is ${JSON.stringify(value)}, not a number of tokens of at least ${least}`,
-  );
-}
-
-function flag(name: string, value: unknown): boolean {
-  if (typeof value === "boolean") return value;
-  throw new KvError(
-    "KV_CONFIG_INVALID",
-    `kv_connector_extra_config.${name} is ${JSON.stringify(value)}, not true or false`,
-  );
 }
 
 /**

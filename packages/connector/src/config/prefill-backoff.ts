@@ -4,15 +4,13 @@ import { cacheKind } from "@kv/plan";
 /** Tokens at the end of a prompt that only its decode engine may compute, and why. */
 export interface PrefillBackoff {
   readonly tokens: number;
-  /** The group and its kind, or the setting, as the subject of messages. */
   readonly because: string;
   readonly details: Readonly<Record<string, unknown>>;
 }
 
 /**
- * The tokens that a prefill engine must leave to the decode engine (vLLM 0.33: `_prefill_backoff`);
- * undefined where there are none. A state has room for one position, and the decode engine computes
- * the last token in any case: a state that has it already would get it twice.
+ * The tokens that P leaves to D (vLLM 0.33: `_prefill_backoff`); undefined for none. A state has
+ * room for one position, and D computes the last token in any case.
  * @throws `KV_CONFIG_INVALID`.
  */
 export function prefillBackoff({
@@ -37,9 +35,8 @@ export function prefillBackoff({
 }
 
 /**
- * P's half: the prompts of which an engine leaves out the last tokens (vLLM 0.33:
- * `_truncate_request_for_prefill`). A prompt that is no longer than those is computed whole: no D
- * takes its KV.
+ * P's half: P leaves out the last tokens of prompts that are long enough (vLLM 0.33:
+ * `_truncate_request_for_prefill`).
  */
 export class ShortenedPrompts {
   readonly #backoff: PrefillBackoff;
@@ -49,9 +46,6 @@ export class ShortenedPrompts {
     this.#backoff = backoff;
   }
 
-  /**
-   * As `SchedulerConnector.tokensToPrefill`, of a request that is prefilled for a decode engine.
-   */
   tokensOf({ requestId, numPromptTokens }: ConnectorRequest): number {
     const { tokens } = this.#backoff;
     const left = numPromptTokens > tokens ? numPromptTokens - tokens : numPromptTokens;
@@ -82,11 +76,8 @@ export class ShortenedPrompts {
 }
 
 /**
- * D's half: refuses the KV of a prefill engine that has computed the tokens which this one will
- * compute. One that has not answered yet (push) leaves them out, as vLLM's does, or refuses D's
- * number of tokens.
- * @throws `KV_PLAN_UNSUPPORTED` with both numbers, also for an engine that has answered without a
- * number.
+ * D's half: refuses KV of a P that has computed the tokens which D will compute, or does not say.
+ * @throws `KV_PLAN_UNSUPPORTED` with both numbers.
  */
 export function requireLastTokensLeft(
   backoff: PrefillBackoff,
@@ -102,7 +93,6 @@ export function requireLastTokensLeft(
 ): void {
   const wanted = numPromptTokens - backoff.tokens;
   if (numTokens === undefined && !hasAnswered) return;
-  // A shorter prompt is computed here, all of it.
   if (wanted <= 0 || (numTokens ?? Number.POSITIVE_INFINITY) <= wanted) return;
   throw new KvError(
     "KV_PLAN_UNSUPPORTED",

@@ -43,39 +43,30 @@ test("reads the side-channel address from vLLM's environment variables, and pass
   expect(config.backends).toEqual([{ name: "UCX", parameters: { num_threads: "4" } }]);
 });
 
+const BOTH = { kv_connector: "x", kv_role: "kv_both" };
+
 test.each([
-  [{ kv_connector: "x", kv_role: "kv_both", kv_lease: 1 }, "KV_CONFIG_UNKNOWN_KEY", "kv_lease"],
+  [{ ...BOTH, kv_lease: 1 }, "KV_CONFIG_UNKNOWN_KEY", "kv_lease"],
   [{ kv_connector: "x", kv_role: "both" }, "KV_CONFIG_INVALID", "kv_role"],
   [{ kv_role: "kv_both" }, "KV_CONFIG_INVALID", "kv_connector"],
-  [
-    { kv_connector: "x", kv_role: "kv_both", kv_load_failure_policy: "retry" },
-    "KV_CONFIG_INVALID",
-    "retry",
-  ],
-  [
-    { kv_connector: "x", kv_role: "kv_both", kv_connector_extra_config: { backends: "UCX" } },
-    "KV_CONFIG_INVALID",
-    "backends",
-  ],
+  [{ ...BOTH, kv_load_failure_policy: "retry" }, "KV_CONFIG_INVALID", "retry"],
+  [{ ...BOTH, kv_connector_extra_config: { backends: "UCX" } }, "KV_CONFIG_INVALID", "backends"],
   [
     {
-      kv_connector: "x",
-      kv_role: "kv_both",
+      ...BOTH,
       kv_connector_extra_config: { backends: ["UCX", "UCX"] },
     },
     "KV_CONFIG_INVALID",
     "different",
   ],
+  [{ ...BOTH, kv_connector_extra_config: { backends: [""] } }, "KV_CONFIG_INVALID", "backends"],
+  [{ ...BOTH, kv_connector_extra_config: { num_threads: 0 } }, "KV_CONFIG_INVALID", "num_threads"],
   [
-    { kv_connector: "x", kv_role: "kv_both", kv_connector_extra_config: { num_threads: "4" } },
+    { ...BOTH, kv_connector_extra_config: { num_threads: "4" } },
     "KV_CONFIG_INVALID",
     "num_threads",
   ],
-  [
-    { kv_connector: "x", kv_role: "kv_both", kv_connector_extra_config: [] },
-    "KV_CONFIG_INVALID",
-    "kv_connector_extra_config",
-  ],
+  [{ ...BOTH, kv_connector_extra_config: [] }, "KV_CONFIG_INVALID", "kv_connector_extra_config"],
   ['{"kv_connector": "x", "kv_role": "both"}', "KV_CONFIG_INVALID", 'kv_role is "both"'],
   [
     '{"kv_connector": "x", "kv_role": "kv_both", "__proto__": {}}',
@@ -91,11 +82,7 @@ test.each([
 });
 
 test("an invalid port in the environment causes an error that names the variable", () => {
-  const read = () =>
-    readTransferConfig(
-      { kv_connector: "x", kv_role: "kv_both" },
-      { env: { VLLM_NIXL_SIDE_CHANNEL_PORT: "port" } },
-    );
+  const read = () => readTransferConfig(BOTH, { env: { VLLM_NIXL_SIDE_CHANNEL_PORT: "port" } });
   expect(read).toThrow(expect.objectContaining({ code: "KV_CONFIG_INVALID" }));
   expect(read).toThrow("VLLM_NIXL_SIDE_CHANNEL_PORT");
 });
@@ -142,25 +129,28 @@ test("warns about settings without effect, and suggests the nearest known key fo
   ]);
 });
 
-test("warns about unknown VLLM_NIXL_* variables, and about 0.0.0.0 as the side-channel host", () => {
-  const { seen, log } = warnings();
-  const env = {
-    VLLM_NIXL_SIDE_CHANEL_PORT: "1",
-    VLLM_NIXL_SIDE_CHANNEL_HOST: "0.0.0.0",
-    HOME: "/",
-    VLLM_NIXL_ABORT_REQUEST_TIMEOUT: "120",
-  };
-  const config = readTransferConfig({ kv_connector: "x", kv_role: "kv_producer" }, { env, log });
-  expect(seen).toMatchObject([
-    {
-      event: "setting-not-known",
-      key: "VLLM_NIXL_SIDE_CHANEL_PORT",
-      nearest: "VLLM_NIXL_SIDE_CHANNEL_PORT",
-    },
-    { event: "side-channel-host-is-no-address", value: "0.0.0.0" },
-  ]);
-  expect(config.env).toBe(env);
-});
+test.each(["0.0.0.0", "::", "*"])(
+  "warns about unknown VLLM_NIXL_* variables, and about %s as the side-channel host",
+  (host) => {
+    const { seen, log } = warnings();
+    const env = {
+      VLLM_NIXL_SIDE_CHANEL_PORT: "1",
+      VLLM_NIXL_SIDE_CHANNEL_HOST: host,
+      HOME: "/",
+      VLLM_NIXL_ABORT_REQUEST_TIMEOUT: "120",
+    };
+    const config = readTransferConfig({ kv_connector: "x", kv_role: "kv_producer" }, { env, log });
+    expect(seen).toMatchObject([
+      {
+        event: "setting-not-known",
+        key: "VLLM_NIXL_SIDE_CHANEL_PORT",
+        nearest: "VLLM_NIXL_SIDE_CHANNEL_PORT",
+      },
+      { event: "side-channel-host-is-no-address", value: host },
+    ]);
+    expect(config.env).toBe(env);
+  },
+);
 
 test("an absent or null setting gets vLLM's default", () => {
   const bare = { kv_connector: "x", kv_role: "kv_producer" };
@@ -188,19 +178,16 @@ test("an absent or null setting gets vLLM's default", () => {
 test.each(["-1", "65536", "5600.0", "0x10", " "])(
   "port %j in the environment is refused",
   (port) => {
-    expect(() =>
-      readTransferConfig(
-        { kv_connector: "x", kv_role: "kv_both" },
-        { env: { VLLM_NIXL_SIDE_CHANNEL_PORT: port } },
-      ),
-    ).toThrow("VLLM_NIXL_SIDE_CHANNEL_PORT");
+    expect(() => readTransferConfig(BOTH, { env: { VLLM_NIXL_SIDE_CHANNEL_PORT: port } })).toThrow(
+      "VLLM_NIXL_SIDE_CHANNEL_PORT",
+    );
   },
 );
 
-test("the error for an unknown key suggests the nearest known key", () => {
+test("first-contact.md 3: the error for an unknown key suggests the nearest known key", () => {
   const error = (() => {
     try {
-      readTransferConfig({ kv_connector: "x", kv_role: "kv_both", kv_buffer_devise: "cpu" });
+      readTransferConfig({ ...BOTH, kv_buffer_devise: "cpu" });
     } catch (caught) {
       return caught;
     }

@@ -3,12 +3,13 @@ import {
   KvError,
   type KvTransferConfig,
   type Log,
+  nearestName,
   silentLog,
 } from "@kv/interface";
-import type { z } from "zod";
 import {
   extraConfigSchema,
   kvTransferConfigSchema,
+  readBy,
   UNUSED_DEFAULTS,
 } from "./transfer-config-schema.js";
 
@@ -16,17 +17,14 @@ import {
 export interface TransferConfigSources {
   /** Environment variables, usually `process.env`. @default none */
   readonly env?: Environment;
-  /** Gets warnings about settings that have no effect. @default none are logged */
+  /** Gets warnings about settings without effect. @default none are logged */
   readonly log?: Log;
-  /**
-   * Keys of `kv_connector_extra_config` that a third-party connector reads. They cause no warning.
-   */
+  /** Keys of `kv_connector_extra_config` that a third-party connector reads. */
   readonly extraKeys?: readonly string[];
 }
 
 /**
- * Validates a `kv_transfer_config`, as JSON text or as a value, together with the environment
- * variables that vLLM reads. Settings without effect cause a warning.
+ * Validates a `kv_transfer_config`, as JSON text or a value, and vLLM's environment variables.
  * @throws `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`; both name the key and the value.
  */
 export function readTransferConfig(
@@ -35,9 +33,8 @@ export function readTransferConfig(
 ): KvTransferConfig {
   const { env = {}, log = silentLog, extraKeys = [] } = sources;
   const value = typeof given === "string" ? parseJson(given) : given;
-  const parsed = kvTransferConfigSchema.safeParse(value);
-  if (!parsed.success) throw refusal(parsed.error, value);
-  const data = parsed.data;
+  refuseUnknownKeys(value);
+  const data = readBy(kvTransferConfigSchema, value, "kv_transfer_config: ");
   for (const [key, usual] of Object.entries(UNUSED_DEFAULTS)) {
     const found = data[key as keyof typeof data] ?? undefined;
     if (found !== undefined && found !== usual) log.warn("setting-not-used", { key, value: found });
@@ -73,55 +70,42 @@ function parseJson(text: string): unknown {
   }
 }
 
-function refusal(error: z.ZodError, given: unknown): KvError {
-  const [issue] = error.issues;
-  if (issue?.code === "unrecognized_keys") {
-    const [key = ""] = issue.keys;
-    const known = Object.keys(kvTransferConfigSchema.shape);
-    const meant = suggestKey(key, known);
-    const asked = meant === undefined ? "" : `did you mean ${meant}? `;
-    return new KvError(
-      "KV_CONFIG_UNKNOWN_KEY",
-      `kv_transfer_config has no key ${JSON.stringify(key)}`,
-      {
-        hint: `${asked}A connector's own settings belong in kv_connector_extra_config`,
-        details: { key, nearest: meant, known },
-      },
-    );
-  }
-  const path = issue?.path ?? [];
-  const key = path.join(".");
-  const value = path.reduce<unknown>(
-    (at, name) => (at as Record<PropertyKey, unknown> | undefined)?.[name],
-    given,
-  );
-  return new KvError(
-    "KV_CONFIG_INVALID",
-    `kv_transfer_config: ${key || "the value"} is ${JSON.stringify(value)?.slice(0, 200) ?? "missing"}: ${issue?.message ?? "invalid"}`,
-    { details: { key } },
+/** @throws `KV_CONFIG_UNKNOWN_KEY`: a connector's own settings have a place of their own. */
+function refuseUnknownKeys(value: unknown): void {
+  const known = Object.keys(kvTransferConfigSchema.shape);
+  const isObject = typeof value === "object" && value !== null;
+  const key = isObject ? Object.keys(value).find((name) => !known.includes(name)) : undefined;
+  if (key === undefined) return;
+  const meant = nearestName(key, known);
+  const asked = meant === undefined ? "" : `did you mean ${meant}? `;
+  throw new KvError(
+    "KV_CONFIG_UNKNOWN_KEY",
+    `kv_transfer_config has no key ${JSON.stringify(key)}`,
+    {
+      hint: `${asked}A connector's own settings belong in kv_connector_extra_config`,
+      details: { key, nearest: meant, known },
+    },
   );
 }
 
-/** Environment variables by name, such as `process.env`. */
+/** Environment variables by name. */
 export type Environment = Readonly<Record<string, string | undefined>>;
 
 const PREFIX = "VLLM_NIXL_";
 const KNOWN = [
   "VLLM_NIXL_SIDE_CHANNEL_HOST",
   "VLLM_NIXL_SIDE_CHANNEL_PORT",
-  // The NIXL transport reads these, and logs which of them have no effect.
+  // The NIXL transport reads these.
   "VLLM_NIXL_BACKEND",
   "VLLM_NIXL_KVCACHE_BACKEND",
-  // The connectors read these. vLLM 0.33 no longer does, but the guides of earlier versions name
-  // them.
+  // The connectors read these; vLLM 0.33 no longer does.
   "VLLM_NIXL_ABORT_REQUEST_TIMEOUT",
 ];
 const DEFAULT_HOST = "localhost";
 const DEFAULT_PORT = 5600;
 
 /**
- * Where this engine's side channel listens, from the variables that vLLM reads. Port 0 takes a free
- * one.
+ * Port 0 takes a free one.
  * @throws `KV_CONFIG_INVALID`.
  */
 function readSideChannelEnvironment(
@@ -130,7 +114,7 @@ function readSideChannelEnvironment(
 ): { readonly host: string; readonly port: number } {
   for (const [name, value] of Object.entries(env)) {
     if (!name.startsWith(PREFIX) || KNOWN.includes(name)) continue;
-    log.warn("setting-not-known", { key: name, value, nearest: suggestKey(name, KNOWN) });
+    log.warn("setting-not-known", { key: name, value, nearest: nearestName(name, KNOWN) });
   }
   const host = env.VLLM_NIXL_SIDE_CHANNEL_HOST || DEFAULT_HOST;
   if (["0.0.0.0", "::", "*"].includes(host)) {
@@ -154,7 +138,6 @@ function port(text: string | undefined): number {
   );
 }
 
-/** Warns of each key that has no effect. `alsoKnown`: keys that a third-party connector reads. */
 function warnOfUnreadExtra(
   extra: Readonly<Record<string, unknown>>,
   alsoKnown: readonly string[],
@@ -164,31 +147,18 @@ function warnOfUnreadExtra(
   for (const [name, value] of Object.entries(extra)) {
     if (known.includes(name)) continue;
     const key = `kv_connector_extra_config.${name}`;
-    log.warn("setting-not-known", { key, value, nearest: suggestKey(name, known) });
+    log.warn("setting-not-known", { key, value, nearest: nearestName(name, known) });
   }
 }
 
 /**
- * Converts `backends` and `num_threads` to NIXL's backend parameters. As in vLLM, `num_threads`
- * applies only to UCX: when the list has another backend, the number is dropped with a warning.
+ * Drops `num_threads` with a warning for backends other than UCX, as vLLM does.
  * @throws `KV_CONFIG_INVALID`.
  */
 function readBackends(extra: Readonly<Record<string, unknown>>, log: Log): readonly BackendSpec[] {
-  const { num_threads: threads } = extra;
-  if (
-    threads !== undefined &&
-    threads !== null &&
-    !(Number.isSafeInteger(threads) && Number(threads) >= 1)
-  ) {
-    throw invalid("num_threads", threads, "an integer of at least 1");
-  }
-  const names = extra.backends ?? [];
-  const areNames = (value: unknown): value is string[] =>
-    Array.isArray(value) && value.every((name) => typeof name === "string" && name !== "");
-  if (!areNames(names))
-    throw invalid("backends", names, "a list of names", 'for example ["UCX"] or ["LIBFABRIC"]');
-  if (new Set(names).size !== names.length)
-    throw invalid("backends", names, "a list of different names");
+  const schema = extraConfigSchema.pick({ backends: true, num_threads: true });
+  const { backends, num_threads: threads } = readBy(schema, extra, "kv_connector_extra_config.");
+  const names = backends ?? [];
   if (threads === undefined || threads === null) return names.map((name) => ({ name }));
   if (names.length === 1 && names[0] === "UCX")
     return [{ name: "UCX", parameters: { num_threads: String(threads) } }];
@@ -200,43 +170,4 @@ function readBackends(extra: Readonly<Record<string, unknown>>, log: Log): reado
     reason: `it applies only to UCX, and ${wonOver}`,
   });
   return names.map((name) => ({ name }));
-}
-
-function invalid(key: string, value: unknown, wanted: string, hint?: string): KvError {
-  return new KvError(
-    "KV_CONFIG_INVALID",
-    `kv_connector_extra_config.${key} is ${JSON.stringify(value)}, not ${wanted}`,
-    {
-      ...(hint === undefined ? {} : { hint }),
-      details: { key: `kv_connector_extra_config.${key}` },
-    },
-  );
-}
-
-/**
- * The known key with the smallest edit distance to `word`, at most half of the key's length.
- * Undefined when no key is that close.
- */
-function suggestKey(word: string, known: readonly string[]): string | undefined {
-  let best: { word: string; edits: number } | undefined;
-  // Limits the cost for long keys.
-  const start = word.slice(0, 100);
-  for (const candidate of known) {
-    const edits = distance(start, candidate);
-    if (best === undefined || edits < best.edits) best = { word: candidate, edits };
-  }
-  return best !== undefined && best.edits <= best.word.length / 2 ? best.word : undefined;
-}
-
-function distance(a: string, b: string): number {
-  let row = Array.from({ length: b.length + 1 }, (_, i) => i);
-  for (let i = 1; i <= a.length; i += 1) {
-    const next = [i];
-    for (let j = 1; j <= b.length; j += 1) {
-      const substitution = (row[j - 1] ?? 0) + (a[i - 1] === b[j - 1] ? 0 : 1);
-      next.push(Math.min(substitution, (row[j] ?? 0) + 1, (next[j - 1] ?? 0) + 1));
-    }
-    row = next;
-  }
-  return row[b.length] ?? 0;
 }

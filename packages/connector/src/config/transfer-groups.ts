@@ -2,17 +2,14 @@ import { type KvCacheConfig, type KvCaches, KvError } from "@kv/interface";
 import { cacheKind } from "@kv/plan";
 import { prefillBackoff } from "./prefill-backoff.js";
 
-/** The KV cache groups that peers exchange, of a cache with others. */
+/** The KV cache groups that peers exchange. */
 export interface TransferGroups {
-  /**
-   * The ids of these groups (vLLM 0.33: `transfer_group_ids`). On the wire, a group's id is its
-   * index in this list.
-   */
+  /** The wire uses a group's index in this list (vLLM 0.33: `transfer_group_ids`). */
   readonly ids: readonly number[];
   readonly config: KvCacheConfig;
   /**
-   * Of what the engine has given for each of its groups, that of these.
-   * @throws `KV_INTERNAL` for another number of groups.
+   * Picks these groups' values.
+   * @throws `KV_INTERNAL` for another number of values.
    */
   select<T>(given: readonly T[]): readonly T[];
 }
@@ -45,7 +42,7 @@ export function transferGroups(config: KvCacheConfig): TransferGroups | undefine
       ...rest,
       groups,
       ...(hasState && stateSpace !== undefined ? { stateSpace } : {}),
-      // A state that no peer exchanges decides all the same which tokens D computes.
+      // A state that no peer exchanges still decides which tokens D computes.
       ...(backoff === undefined ? {} : { prefillBackoffTokens: backoff }),
     },
     select(given) {
@@ -60,10 +57,7 @@ export function transferGroups(config: KvCacheConfig): TransferGroups | undefine
   };
 }
 
-/**
- * The caches of the groups that peers exchange.
- * @throws As `transferGroups`.
- */
+/** @throws As `transferGroups`. */
 export function transferredCaches(caches: KvCaches): KvCaches {
   const transferred = transferGroups(caches.config);
   if (transferred === undefined) return caches;

@@ -1,7 +1,7 @@
 import type { KvError } from "@kv/interface";
 import fc from "fast-check";
 import { describe, expect, it } from "vitest";
-import { clockOffset } from "./handshake-client.js";
+import { clockOffset } from "./connector-handshake.js";
 
 describe("clockOffset", () => {
   it("uses the sample with the lowest round trip, at any position", () => {

@@ -1,3 +1,4 @@
+import { createRanks } from "@kv/conformance/engine/ranks";
 import {
   type EngineIdentity,
   type KvCacheConfig,
@@ -10,7 +11,6 @@ import { compatibilityHash, decodeAgentMetadata, decodeHandshakePayload } from "
 import { engineIdentity } from "@kv/testing/engine-identity";
 import { manualClock } from "@kv/testing/manual-clock";
 import { simConfig } from "@kv/testing/simulator/sim-config";
-import { createSimRanks } from "@kv/testing/simulator/sim-ranks";
 import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { connectorSettings } from "../config/connector-settings.js";
@@ -57,10 +57,10 @@ function engine({
       return memory.request(options);
     },
   };
-  const ambient = { clock: manualClock(), log: { ...silentLog, warn: note } };
+  const log = { ...silentLog, warn: note };
   const cache = { ...simConfig(16), ...change };
   const numBlocks = 8;
-  const ranks = createSimRanks({
+  const ranks = createRanks({
     transport: memoryTransport(),
     config: simConfig(16),
     tpSize,
@@ -74,7 +74,7 @@ function engine({
         engine: identity,
         cache,
         transferMode,
-        ...ambient,
+        log,
         local: localGeometry(caches, { tpRank, tpSize }),
       }),
   );
@@ -95,7 +95,8 @@ function engine({
         settings,
         incarnation: "process",
         holds: () => ({ held: true }),
-        ...ambient,
+        clock: manualClock(),
+        log,
         config: { ...config, sideChannelHost: engineId },
         engine: identity as SchedulerOptions["engine"],
       });
@@ -104,13 +105,6 @@ function engine({
     },
   };
 }
-
-/** "ok", or the code of the error. */
-const outcomeOf = (work: Promise<unknown> | undefined) =>
-  (work ?? Promise.reject(new Error("no rank"))).then(
-    () => "ok",
-    (error: { code: string }) => error.code,
-  );
 
 const addressOf = (engineId: string, tpSize: number) => ({
   engineId,
@@ -224,8 +218,12 @@ describe("a handshake with another model", () => {
   ])("with %j: %s, with the warnings %j", async (extra, outcome, warnings) => {
     await using _listener = await engine({ engineId: "p", model: { model: "another" } }).listen();
     const { handshakes, logged } = engine({ engineId: "d", extra });
-    const asked = handshakes[0]?.ask(addressOf("p", 1), [0]);
-    expect(await outcomeOf(asked)).toBe(outcome);
+    const { refused, ranks } = (await handshakes[0]?.ask(addressOf("p", 1), [0])) ?? {};
+    expect(refused?.error.code ?? "ok").toBe(outcome);
+    // Its agent can be told so.
+    expect(
+      refused?.agents ?? new Map(ranks?.map((rank) => ["pp0tp0", rank.agentMetadata])),
+    ).toEqual(new Map([["pp0tp0", new Uint8Array([0])]]));
     expect(logged.map(([event]) => event)).toEqual(warnings);
   });
 });

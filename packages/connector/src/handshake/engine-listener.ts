@@ -6,6 +6,7 @@ import {
   type SchedulerOptions,
   type SideChannel,
   type SideChannelListener,
+  settleAll,
   type WorkerHandshakeMetadata,
 } from "@kv/interface";
 import {
@@ -23,9 +24,8 @@ import {
 } from "@kv/protocol";
 import { LimitedWarnings } from "@kv/side-channel";
 import type { ConnectorSettings } from "../config/connector-settings.js";
-import { type RankKey, rankKey } from "../requests/remote-request.js";
+import { type RankKey, rankKey } from "../requests/references.js";
 
-/** Options of `EngineListener`. */
 export interface EngineListenerOptions {
   readonly sideChannel: SideChannel;
   readonly clock: Clock;
@@ -34,31 +34,20 @@ export interface EngineListenerOptions {
   readonly engine: SchedulerOptions["engine"];
   readonly settings: Pick<ConnectorSettings, "perWorkerPorts">;
   readonly incarnation: string;
-  /**
-   * Whether the blocks that D has read are still kept for its request and hold its prompt's KV;
-   * answers lease queries.
-   */
   holds(query: LeaseQuery): Pick<LeaseReply, "held" | "prompt">;
 }
 
-/** Where peers shake hands with an engine. */
 export interface ListenerAddress {
   readonly host: string;
   readonly port: number;
-  /**
-   * How often a new or changed payload of a rank was published: `remote_registration_generation` of
-   * `kv_transfer_params`.
-   */
+  /** Counts a rank's new payloads: `remote_registration_generation`. */
   readonly registrationGeneration: number;
 }
 
 /**
- * The side channel of an engine (vLLM: `_nixl_handshake_listener`), in the process whose clock the
- * leases are stamped with: it serves the workers' handshake payloads and answers lease queries. It
- * opens when the first payloads are published, because an open port without payloads would refuse
- * the first peers. Unlike vLLM's, it keeps serving after malformed input: a malformed request gets
- * no reply, and a rank that does not exist gets a refusal, which a vLLM client treats as a failed
- * handshake at once instead of after its timeout.
+ * An engine's side channel (vLLM: `_nixl_handshake_listener`), in the process whose clock stamps
+ * the leases. Serves handshake payloads and answers lease queries. Unlike vLLM's, it survives
+ * malformed input, and its refusal of unknown ranks ends a vLLM client's handshake at once.
  */
 export class EngineListener implements AsyncDisposable {
   readonly #options: EngineListenerOptions;
@@ -74,7 +63,7 @@ export class EngineListener implements AsyncDisposable {
   }
 
   /**
-   * Serves these payloads from now on, by rank. Returns where peers shake hands.
+   * Serves these payloads from now on; the first call opens the ports.
    * @throws `KV_SIDE_CHANNEL_CLOSED` after `close`; `KV_SIDE_CHANNEL_BIND_FAILED`; those of
    * `decodeHandshakePayload`.
    */
@@ -85,12 +74,10 @@ export class EngineListener implements AsyncDisposable {
     if (this.#listeners.length === 0) this.#listeners = await this.#listen();
     const [first] = this.#listeners;
     if (this.#closed) await this.close();
-    const { sideChannelHost } = this.#options.config;
-    if (first === undefined)
-      throw new KvError(
-        "KV_SIDE_CHANNEL_BIND_FAILED",
-        `no port to listen on at ${sideChannelHost}`,
-      );
+    if (first === undefined) {
+      const message = `no port to listen on at ${this.#options.config.sideChannelHost}`;
+      throw new KvError("KV_SIDE_CHANNEL_BIND_FAILED", message);
+    }
     return {
       host: first.host,
       port: first.port,
@@ -102,25 +89,24 @@ export class EngineListener implements AsyncDisposable {
     return this.#listeners.length;
   }
 
-  /** Closes all ports, also when `publish` is still opening them. Safe to call twice. */
+  /** Works while `publish` is opening ports, and a second time. */
   async close(): Promise<void> {
     this.#closed = true;
     const listeners = this.#listeners;
     this.#listeners = [];
-    await Promise.all(listeners.map((listener) => listener.close()));
+    await settleAll(listeners.map((listener) => listener.close()));
   }
 
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
   }
 
-  /** Adds this process's incarnation to the payload; vLLM ignores the key. */
+  /** Adds this process's incarnation, which vLLM ignores. */
   #replacePayload({ ppRank, tpRank, payload }: WorkerHandshakeMetadata): void {
     const key = rankKey({ ppRank, tpRank });
     const before = this.#payloads.get(key);
-    // Peers with an older handshake hold stale metadata: the generation in `kv_transfer_params`
-    // makes them shake hands again.
-    if (before !== undefined && sameBytes(before.published, payload)) return;
+    // The higher generation in `kv_transfer_params` makes peers repeat the handshake.
+    if (before !== undefined && Buffer.compare(before.published, payload) === 0) return;
     const published = payload.slice();
     const decoded = decodeHandshakePayload(published);
     const extension = { ...decoded.extension, incarnation: this.#options.incarnation };
@@ -138,24 +124,18 @@ export class EngineListener implements AsyncDisposable {
       }
       return opened;
     } catch (error) {
-      await Promise.all(opened.map((listener) => listener.close()));
+      await settleAll(opened.map((listener) => listener.close())).catch(() => {});
       throw error;
     }
   }
 
-  /** The reply to a request on the side channel; undefined for none. */
   #answer(frames: readonly Uint8Array[]): readonly Uint8Array[] | undefined {
     const { clock, engine, incarnation, holds } = this.#options;
     const query = decodeLeaseQuery(frames);
     if (query !== undefined) {
       const held = query.engineId === engine.engineId ? holds(query) : { held: false };
-      return [
-        encodeLeaseReply({
-          incarnation,
-          registrationGeneration: this.#registrationGeneration,
-          ...held,
-        }),
-      ];
+      const registrationGeneration = this.#registrationGeneration;
+      return [encodeLeaseReply({ incarnation, registrationGeneration, ...held })];
     }
     try {
       const { ppRank, tpRank } = decodeHandshakeRequest(frames);
@@ -164,22 +144,17 @@ export class EngineListener implements AsyncDisposable {
       const known = [...this.#payloads.keys()];
       this.#warnings.warn("handshake-for-unknown-rank", "rank", { ppRank, tpRank, known });
       const ranks = known.join(", ") || "none yet";
-      return [
-        encodeHandshakeRefusal(
-          `this engine has no rank (pp ${ppRank}, tp ${tpRank}); it has ${ranks}`,
-        ),
-      ];
+      const refusal = `this engine has no rank (pp ${ppRank}, tp ${tpRank}); it has ${ranks}`;
+      return [encodeHandshakeRefusal(refusal)];
     } catch (error) {
       if (!KvError.is(error)) throw error;
-      this.#warnings.warn("handshake-request-refused", error.code, {
-        code: error.code,
-        error: error.message,
-      });
+      const { code, message } = error;
+      this.#warnings.warn("handshake-request-refused", code, { code, error: message });
       return undefined;
     }
   }
 
-  /** The rank's payload with the generation of all payloads. Undefined for an unknown rank. */
+  /** Undefined for an unknown rank. */
   #sealed(rank: { readonly ppRank: number; readonly tpRank: number }): Uint8Array | undefined {
     const served = this.#payloads.get(rankKey(rank));
     if (served === undefined) return undefined;
@@ -194,29 +169,23 @@ export class EngineListener implements AsyncDisposable {
   }
 }
 
-/** The payload of one rank. */
 interface ServedPayload {
   readonly published: Uint8Array;
   readonly payload: HandshakePayload;
-  /** Made at the first request, and again when the generation has changed. */
   sealed?: { readonly bytes: Uint8Array; readonly generation: number };
 }
 
 /**
- * vLLM 0.33: port + data-parallel rank, one listener for all ranks. vLLM's older guide: port +
- * dp_rank · tp_size + tp_rank.
+ * vLLM 0.33: one listener at port + dp_rank. vLLM's older guide: port + dp_rank · tp_size +
+ * tp_rank.
  */
 function portsOf(
   { sideChannelPort }: KvTransferConfig,
   { dpRank, tpSize }: SchedulerOptions["engine"],
   perWorker: boolean,
 ): number[] {
-  // Port 0 takes a free port, for tests and for hosts without fixed ports.
+  // Port 0 takes a free port.
   if (sideChannelPort === 0) return [0];
   if (!perWorker) return [sideChannelPort + dpRank];
   return Array.from({ length: tpSize }, (_, tpRank) => sideChannelPort + dpRank * tpSize + tpRank);
-}
-
-function sameBytes(a: Uint8Array, b: Uint8Array): boolean {
-  return a.byteLength === b.byteLength && a.every((byte, index) => byte === b[index]);
 }

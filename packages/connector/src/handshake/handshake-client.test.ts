@@ -1,7 +1,8 @@
-import type { SideChannel } from "@kv/interface";
+import { type LogFields, type SideChannel, silentLog } from "@kv/interface";
 import {
-  type CompatibilityExplanation,
+  type CompatibilityFactors,
   compatibilityHash,
+  decodeHandshakePayload,
   decodeHandshakeRequest,
   encodeAgentMetadata,
   encodeHandshakePayload,
@@ -9,9 +10,15 @@ import {
   encodeHandshakeReply,
   sealHandshake,
 } from "@kv/protocol";
+import { engineIdentity } from "@kv/testing/engine-identity";
+import { simConfig } from "@kv/testing/simulator/sim-config";
+import { testRank } from "@kv/testing/worker-context";
 import { describe, expect, it } from "vitest";
-import type { EngineAddress } from "../requests/remote-request.js";
-import { shakeHands } from "./handshake-client.js";
+import { connectorSettings } from "../config/connector-settings.js";
+import { readTransferConfig } from "../config/transfer-config.js";
+import type { EngineAddress } from "../requests/references.js";
+import { ConnectorHandshake } from "./connector-handshake.js";
+import { describeRank } from "./rank-geometry.js";
 
 const address: EngineAddress = {
   engineId: "p0",
@@ -21,45 +28,27 @@ const address: EngineAddress = {
   dcpSize: 1,
   ppSize: 1,
 };
-const factors = { model: "tiny", dtype: "torch.float32" };
-const hash = compatibilityHash(factors);
-
 const metadataBytes = (engineId: string, agentBytes = 3) =>
-  encodeAgentMetadata({
-    engineId,
-    agentMetadata: new Uint8Array(agentBytes),
-    baseAddresses: [4096],
-    deviceId: 0,
-    numBlocks: 8,
-    blockLengthsBytes: [64],
-    blockStridesBytes: [64],
-    kvCacheLayout: "LBHNC",
-    blockSize: 16,
-    ssmSizes: [0, 0],
-    attentionBackend: "SIM",
-    physicalBlocksPerLogical: 1,
-    dcpSize: 1,
-    pcpSize: 1,
-    pleBlockLengthBytes: null,
-    regionMembers: [],
-    packedMemberLayouts: {},
-    rest: {},
-  });
+  encodeAgentMetadata(
+    describeRank(testRank(), { engineId, agentMetadata: new Uint8Array(agentBytes) }),
+  );
 
 interface Peer {
   readonly engineId?: string;
-  readonly factors?: Record<string, unknown>;
+  readonly dtype?: string;
   readonly tellsFactors?: boolean;
   readonly agentMetadataBytes?: Uint8Array;
   readonly clockSeconds?: (asked: number) => number;
   readonly frames?: readonly Uint8Array[];
   readonly sealsForRank?: number;
+  /** Of the side that asks. */
+  readonly extra?: Readonly<Record<string, unknown>>;
   /** How long the n-th request takes. */
   readonly tookMs?: (asked: number) => number;
 }
 
-/** A side channel that answers as `peer`. The n-th request takes n × 10 ms. */
-function peerOf(peer: Peer) {
+/** Asks `peer`, whose factors are the own ones but for `dtype`. The n-th request takes n × 10 ms. */
+function asking(peer: Peer) {
   const asked: { port: number; tpRank: number }[] = [];
   let nowMs = 0;
   const sideChannel: SideChannel = {
@@ -69,7 +58,7 @@ function peerOf(peer: Peer) {
       asked.push({ port, tpRank });
       const sentAtMs = nowMs;
       nowMs += peer.tookMs?.(asked.length) ?? asked.length * 10;
-      const theirs = peer.factors ?? factors;
+      const theirs = { ...own, dtype: peer.dtype ?? own.dtype };
       const payload = encodeHandshakePayload({
         compatibilityHash: compatibilityHash(theirs),
         agentMetadataBytes: peer.agentMetadataBytes ?? metadataBytes(peer.engineId ?? "p0"),
@@ -88,29 +77,54 @@ function peerOf(peer: Peer) {
     listen: () => Promise.reject(new Error("not here")),
     close: async () => {},
   };
-  const options = {
+  const relaxed: LogFields[] = [];
+  const warn = (_: string, fields: LogFields = {}) => void relaxed.push(fields);
+  const handshake = new ConnectorHandshake({
     sideChannel,
-    timeoutMs: 5000,
-    compatibility: { hash, factors, enforced: true },
-  };
-  return { asked, options };
+    settings: connectorSettings(
+      readTransferConfig({
+        kv_connector: "pull",
+        kv_role: "kv_both",
+        kv_connector_extra_config: peer.extra ?? {},
+      }),
+    ),
+    engine: engineIdentity("d"),
+    cache: simConfig(16),
+    local: testRank(),
+    transferMode: "pull",
+    log: { ...silentLog, warn },
+  });
+  const { extension } = decodeHandshakePayload(handshake.payload(new Uint8Array()));
+  const own = extension?.["factors"] as CompatibilityFactors;
+  const ask = (tpRanks: readonly number[], change: Partial<EngineAddress> = {}) =>
+    handshake.ask({ ...address, ...change }, tpRanks);
+  return { asked, relaxed, own, ask };
 }
 
-describe("shakeHands", () => {
+const BFLOAT16 = { dtype: "torch.bfloat16" };
+const RELAXED = { enforce_handshake_compat: false };
+
+async function expectRefused(peer: Peer, code: string, message: RegExp = /./) {
+  const answer = asking(peer).ask([0]);
+  const error = await answer.then(
+    ({ refused }) => refused?.error,
+    (thrown: unknown) => thrown,
+  );
+  expect(error).toMatchObject({ code, message: expect.stringMatching(message) as string });
+}
+
+describe("a handshake", () => {
   it("accepts only a payload that is sealed for the requested rank", async () => {
-    const { options } = peerOf({ tellsFactors: true, sealsForRank: 1 });
-    await expect(shakeHands(address, [0], options)).rejects.toMatchObject({
-      code: "KV_HANDSHAKE_UNTRUSTED",
-    });
+    await expectRefused({ tellsFactors: true, sealsForRank: 1 }, "KV_HANDSHAKE_UNTRUSTED");
   });
 
   it.each([
     ["send more than 64 MiB", { agentMetadataBytes: metadataBytes("p0", 2 ** 22) }],
     ["take longer than a minute", { tookMs: () => 4000 }],
   ])("A3: the ranks of one engine together cannot %s", async (_, peer) => {
-    const { asked, options } = peerOf(peer);
+    const { asked, ask } = asking(peer);
     const ranks = Array.from({ length: 8 }, (_rank, at) => at);
-    await expect(shakeHands({ ...address, ppSize: 65_536 }, ranks, options)).rejects.toMatchObject({
+    await expect(ask(ranks, { ppSize: 65_536 })).rejects.toMatchObject({
       code: "KV_WIRE_LIMIT_EXCEEDED",
       message: expect.stringContaining("together"),
     });
@@ -118,108 +132,58 @@ describe("shakeHands", () => {
   });
 
   it("requests each rank's metadata, and uses the clock sample with the shortest round trip", async () => {
-    const { asked, options } = peerOf({ tellsFactors: true });
-    const { ranks, clock, extension } = await shakeHands(address, [0, 1], options);
+    const { asked, ask } = asking({ tellsFactors: true });
+    const { ranks, clock, incarnation } = await ask([0, 1]);
     expect(asked).toEqual([
       { port: 5600, tpRank: 0 },
       { port: 5600, tpRank: 1 },
     ]);
-    expect(ranks.map(({ tpRank, metadata }) => [tpRank, metadata.numBlocks])).toEqual([
-      [0, 8],
-      [1, 8],
+    expect(ranks.map(({ tpRank, geometry }) => [tpRank, geometry.regions[0]?.numBlocks])).toEqual([
+      [0, 64],
+      [1, 64],
     ]);
     expect(clock.rttMs).toBe(10);
     expect(clock.offsetMs).toBeCloseTo(100_000, 6);
-    expect(extension?.incarnation).toBe("i");
-  });
-
-  it("with portPerRank, requests rank r's metadata at the engine's port + r", async () => {
-    const { asked, options } = peerOf({});
-    await shakeHands(address, [1], { ...options, portPerRank: true });
-    expect(asked).toEqual([{ port: 5601, tpRank: 1 }]);
+    expect(incarnation).toBe("i");
   });
 
   it("names the compatibility factor that differs before it decodes the metadata", async () => {
-    const { options } = peerOf({
-      factors: { ...factors, dtype: "torch.bfloat16" },
-      agentMetadataBytes: new Uint8Array([0xc1]),
-    });
-    for (const tellsFactors of [true, false]) {
-      const peer = peerOf({ factors: { ...factors, dtype: "torch.bfloat16" }, tellsFactors });
-      await expect(shakeHands(address, [0], peer.options)).rejects.toMatchObject({
-        code: "KV_HANDSHAKE_INCOMPATIBLE",
-        message: expect.stringMatching(/dtype.*float32.*bfloat16/) as string,
-      });
-    }
-    await expect(shakeHands(address, [0], options)).rejects.toMatchObject({
-      code: "KV_HANDSHAKE_INCOMPATIBLE",
-    });
-    const enforced = false;
-    const lax = { ...options, compatibility: { ...options.compatibility, enforced } };
-    await expect(shakeHands(address, [0], lax)).rejects.toMatchObject({
-      code: "KV_WIRE_MALFORMED",
-    });
+    const malformed = { ...BFLOAT16, agentMetadataBytes: new Uint8Array([0xc1]) };
+    const differs = "KV_HANDSHAKE_INCOMPATIBLE";
+    for (const tellsFactors of [true, false])
+      await expectRefused({ ...BFLOAT16, tellsFactors }, differs, /dtype.*float32.*bfloat16/);
+    await expectRefused(malformed, differs);
+    await expectRefused({ ...malformed, extra: RELAXED }, "KV_WIRE_MALFORMED");
   });
 
-  it("accepts a different compatibility hash only when it is not enforced, and reports the differences once", async () => {
-    const { options } = peerOf({ factors: { ...factors, dtype: "torch.bfloat16" } });
-    const told: CompatibilityExplanation[] = [];
-    const relaxed = (why: CompatibilityExplanation) => void told.push(why);
-    const compatibility = { ...options.compatibility, relaxed };
-    await expect(shakeHands(address, [0, 1], { ...options, compatibility })).rejects.toMatchObject({
-      code: "KV_HANDSHAKE_INCOMPATIBLE",
-    });
-    expect(told).toEqual([]);
-    const lax = { ...options, compatibility: { ...compatibility, enforced: false } };
-    expect((await shakeHands(address, [0, 1], lax)).ranks).toHaveLength(2);
-    expect(told.map(({ differences }) => differences)).toEqual([
-      [{ factor: "dtype", ours: "torch.float32", theirs: "torch.bfloat16" }],
-    ]);
-    const equal = peerOf({});
-    const enforced = false;
-    await shakeHands(address, [0], {
-      ...equal.options,
-      compatibility: { ...compatibility, enforced },
-    });
-    expect(told).toHaveLength(1);
+  it("accepts a different compatibility hash only when it is not enforced, and reports the differences", async () => {
+    await expectRefused(BFLOAT16, "KV_HANDSHAKE_INCOMPATIBLE");
+    const lax = asking({ ...BFLOAT16, extra: RELAXED });
+    expect((await lax.ask([0, 1])).ranks).toHaveLength(2);
+    const differences = [{ factor: "dtype", ours: "torch.float32", theirs: "torch.bfloat16" }];
+    expect(lax.relaxed).toMatchObject([{ differences }]);
+    const equal = asking({ extra: RELAXED });
+    await equal.ask([0]);
+    expect(equal.relaxed).toEqual([]);
   });
 
-  it("refuses a reply of another engine, and names both engine ids", async () => {
-    const { options } = peerOf({ engineId: "stranger" });
-    await expect(shakeHands(address, [0], options)).rejects.toMatchObject({
-      code: "KV_HANDSHAKE_WRONG_ENGINE",
-      message: expect.stringMatching(/stranger.*p0/) as string,
-    });
-  });
+  it("refuses a reply of another engine, and names both engine ids", () =>
+    expectRefused({ engineId: "stranger" }, "KV_HANDSHAKE_WRONG_ENGINE", /stranger.*p0/));
 
   it("reports a peer's refusal with its reason, and a malformed reply as KV_WIRE_MALFORMED", async () => {
-    const refusing = peerOf({ frames: [encodeHandshakeRefusal("no such rank")] });
-    await expect(shakeHands(address, [0], refusing.options)).rejects.toMatchObject({
-      code: "KV_HANDSHAKE_REFUSED",
-      message: expect.stringContaining("no such rank") as string,
-    });
-    for (const frames of [[], [new Uint8Array([0xc1])], [new Uint8Array(0), new Uint8Array(0)]]) {
-      await expect(shakeHands(address, [0], peerOf({ frames }).options)).rejects.toMatchObject({
-        code: "KV_WIRE_MALFORMED",
-      });
-    }
-    const clockless = peerOf({ clockSeconds: () => Number.NaN });
-    await expect(shakeHands(address, [0], clockless.options)).rejects.toMatchObject({
-      code: "KV_WIRE_MALFORMED",
-    });
+    const frames = [encodeHandshakeRefusal("no such rank")];
+    await expectRefused({ frames }, "KV_HANDSHAKE_REFUSED", /no such rank/);
+    const empty = new Uint8Array(0);
+    for (const malformed of [[], [new Uint8Array([0xc1])], [empty, empty]])
+      await expectRefused({ frames: malformed }, "KV_WIRE_MALFORMED");
+    await expectRefused({ clockSeconds: () => Number.NaN }, "KV_WIRE_MALFORMED");
   });
 
-  it("refuses a peer of an older version, whose reply has no clock", async () => {
-    const payload = encodeHandshakePayload({
-      compatibilityHash: hash,
-      agentMetadataBytes: metadataBytes("p0"),
-      rest: {},
-    });
-    await expect(
-      shakeHands(address, [0], peerOf({ frames: [payload] }).options),
-    ).rejects.toMatchObject({
-      code: "KV_HANDSHAKE_INCOMPATIBLE",
-      message: expect.stringContaining("version") as string,
-    });
+  it("refuses a peer of an older version, whose reply has no clock", () => {
+    const agentMetadataBytes = metadataBytes("p0");
+    const hash = compatibilityHash(asking({}).own);
+    const payload = { compatibilityHash: hash, agentMetadataBytes, rest: {} };
+    const frames = [encodeHandshakePayload(payload)];
+    return expectRefused({ frames }, "KV_HANDSHAKE_INCOMPATIBLE", /version/);
   });
 });

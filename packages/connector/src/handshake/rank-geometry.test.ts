@@ -1,41 +1,37 @@
+import { createRanks } from "@kv/conformance/engine/ranks";
 import { type KvCacheConfig, KvError } from "@kv/interface";
 import { buildEngineTransferPlan, planRequest, type RankGeometry } from "@kv/plan";
 import { provePlan } from "@kv/plan/prove";
 import { type AgentMetadata, decodeAgentMetadata, encodeAgentMetadata } from "@kv/protocol";
 import { simConfig } from "@kv/testing/simulator/sim-config";
-import { createSimRanks } from "@kv/testing/simulator/sim-ranks";
 import { memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { describeRank, localGeometry, modelGeometry, remoteGeometry } from "./rank-geometry.js";
 
 const rank = { tpRank: 0, tpSize: 1 };
-function local() {
-  const ranks = createSimRanks({
-    transport: memoryTransport(),
-    config: simConfig(16),
-    tpSize: 1,
-    numBlocks: 4,
-  });
-  const [caches] = ranks.caches;
-  if (caches === undefined) throw new Error("no rank");
-  return localGeometry(caches, rank);
+function cachesOf(config = simConfig(16)) {
+  const transport = memoryTransport();
+  const [caches] = createRanks({ transport, config, tpSize: 1, numBlocks: 4 }).caches;
+  const [region] = caches?.regions ?? [];
+  if (caches === undefined || region === undefined) throw new Error("no rank");
+  return { caches, region };
 }
+const local = () => localGeometry(cachesOf().caches, rank);
+
+const described = (geometry: RankGeometry) =>
+  describeRank(geometry, { engineId: "e", agentMetadata: new Uint8Array([1]) });
 
 describe("rank geometry", () => {
   it("is the same after a handshake has encoded and decoded it", () => {
     const here = local();
-    const identity = { engineId: "e", agentMetadata: new Uint8Array([1]) };
-    const told = decodeAgentMetadata(encodeAgentMetadata(describeRank(here, identity)));
+    const told = decodeAgentMetadata(encodeAgentMetadata(described(here)));
     expect(remoteGeometry(told, rank, here)).toEqual(here);
   });
 
   it("takes fields that an older peer leaves out from the local geometry", () => {
     const here = local();
     const { regionNumBlocks, regionGroupIds, regionNames, regionMemoryTypes, ...old } =
-      describeRank(here, {
-        engineId: "e",
-        agentMetadata: new Uint8Array([1]),
-      });
+      described(here);
     expect([regionNumBlocks, regionGroupIds, regionNames, regionMemoryTypes]).not.toContain(
       undefined,
     );
@@ -46,10 +42,7 @@ describe("rank geometry", () => {
     const [first, second] = local().regions;
     if (first === undefined || second === undefined) throw new Error("two layers are needed");
     const here = { ...local(), regions: [first, { ...second, memoryType: "VRAM" as const }] };
-    const told = describeRank(
-      { ...here, regions: [second] },
-      { engineId: "e", agentMetadata: new Uint8Array([1]) },
-    );
+    const told = described({ ...here, regions: [second] });
     const { regionMemoryTypes: _, ...stage } = told;
     const place = { ...rank, ppRank: 1, ppSize: 2 };
     expect(remoteGeometry(stage, place, here)).toMatchObject({
@@ -67,7 +60,7 @@ describe("rank geometry", () => {
     const [, second] = all.regions;
     if (second === undefined) throw new Error("two layers are needed");
     const here: RankGeometry = { ...all, ppRank: 1, ppSize: 2, regions: [second] };
-    const told = describeRank(all, { engineId: "e", agentMetadata: new Uint8Array([1]) });
+    const told = described(all);
     expect(remoteGeometry(told, rank, here).regions).toEqual([second]);
     // The other stage's layers are of another group, so the blocks of that group are not for these.
     const grouped = remoteGeometry({ ...told, regionGroupIds: [1, 0] }, rank, here);
@@ -91,7 +84,7 @@ describe("rank geometry", () => {
       stateSpace: { convProjectionBytes: [32, 16, 16], convBytes: 64, recurrentBytes: 128 },
     };
     const metadata = {
-      ...describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) }),
+      ...described(here),
       packedMemberLayouts: { "layers.0": [0, 512] },
     };
     expect(metadata.ssmSizes).toEqual([64, 128]);
@@ -101,28 +94,11 @@ describe("rank geometry", () => {
     });
   });
 
-  it("refuses states that are larger than their block", () => {
-    const here = { ...local(), stateSpace: { convBytes: 2 ** 20, recurrentBytes: 1 } };
-    const metadata = describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) });
-    expect(() => remoteGeometry(metadata, rank, here)).toThrow(
-      /remote rank 0, region "layers.0": a state of 1048576 \+ 1 bytes/,
-    );
-  });
-
   it("numbers the regions that share a cache's name, and sends them under that name", () => {
     // vLLM 0.33 registers a region for each head in LBHNC; a rank has three heads here.
     const names = ["layers.0", "layers.1"].flatMap((name) => [name, name, name]);
     const segmented = (tpRank: number): RankGeometry => {
-      const config = simConfig(16);
-      const [caches] = createSimRanks({
-        transport: memoryTransport(),
-        config,
-        tpSize: 1,
-        numBlocks: 4,
-      }).caches;
-      if (caches === undefined) throw new Error("no rank");
-      const [region] = caches.regions;
-      if (region === undefined) throw new Error("no region");
+      const { caches, region } = cachesOf();
       const lengths = { numBlocks: 1, blockLengthBytes: 64, blockStrideBytes: 64 };
       return localGeometry(
         {
@@ -143,7 +119,7 @@ describe("rank geometry", () => {
         (name) => [name, 2],
       ),
     );
-    const told = describeRank(segmented(1), { engineId: "e", agentMetadata: new Uint8Array([1]) });
+    const told = described(segmented(1));
     expect(told.regionNames).toEqual(names);
     const members = names.map((name) => [name]);
     const remote = remoteGeometry(
@@ -195,10 +171,7 @@ describe("rank geometry", () => {
     });
     const here = side(0, 1);
     const remotes = [0, 1].map((tpRank) => {
-      const told = describeRank(side(tpRank, 2), {
-        engineId: "e",
-        agentMetadata: new Uint8Array([1]),
-      });
+      const told = described(side(tpRank, 2));
       return remoteGeometry(told, { tpRank, tpSize: 2 }, here);
     });
     expect(remotes[0]?.regions.map(({ blockLengthBytes }) => blockLengthBytes)).toEqual([
@@ -217,16 +190,8 @@ describe("rank geometry", () => {
         ...(blockSize === undefined ? {} : { blockSize }),
       })),
     });
-    const geometryOf = (config: KvCacheConfig) => {
-      const [caches] = createSimRanks({
-        transport: memoryTransport(),
-        config,
-        tpSize: 1,
-        numBlocks: 4,
-      }).caches;
-      if (caches === undefined) throw new Error("no rank");
-      return localGeometry({ ...caches, config }, rank);
-    };
+    const geometryOf = (config: KvCacheConfig) =>
+      localGeometry({ ...cachesOf(config).caches, config }, rank);
 
     it("vllm#30419: are in a rank's geometry, those without one with the cache's", () => {
       expect(geometryOf(grouped(undefined, 64, 32)).groupBlockTokens).toEqual([16, 64, 32]);
@@ -235,7 +200,7 @@ describe("rank geometry", () => {
 
     it("are those of a remote rank in the ratio of the cache's blocks, which a handshake does not carry", () => {
       const here = geometryOf(grouped(undefined, 64));
-      const told = describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) });
+      const told = described(here);
       expect(remoteGeometry(told, rank, here).groupBlockTokens).toEqual([16, 64]);
       expect(remoteGeometry({ ...told, blockSize: 32 }, rank, here).groupBlockTokens).toEqual([
         32, 128,
@@ -243,6 +208,8 @@ describe("rank geometry", () => {
       expect(remoteGeometry({ ...told, blockSize: 5 }, rank, here).groupBlockTokens).toEqual([
         5, 20,
       ]);
+      const kernel = { ...told, blockSize: 8, physicalBlocksPerLogical: 2 };
+      expect(remoteGeometry(kernel, rank, here).groupBlockTokens).toEqual([16, 64]);
       const odd = geometryOf(grouped(undefined, 24));
       expect(remoteGeometry({ ...told, blockSize: 5 }, rank, odd)).not.toHaveProperty(
         "groupBlockTokens",
@@ -268,14 +235,7 @@ describe("rank geometry", () => {
       change: Partial<KvCacheConfig> = {},
       region = {},
     ) => {
-      const [caches] = createSimRanks({
-        transport: memoryTransport(),
-        config: simConfig(16),
-        tpSize: 1,
-        numBlocks: 4,
-      }).caches;
-      const [first] = caches?.regions ?? [];
-      if (caches === undefined || first === undefined) throw new Error("no rank");
+      const { caches, region: first } = cachesOf();
       const regions = lengths.map((blockLengthBytes, index) => ({
         ...first,
         name: `layers.${index}`,
@@ -321,7 +281,7 @@ describe("rank geometry", () => {
 
   it("refuses a peer with a state that is replicated on every rank (ple_block_len)", () => {
     const here = local();
-    const told = describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) });
+    const told = described(here);
     const refusal = (() => {
       try {
         remoteGeometry(
@@ -341,7 +301,7 @@ describe("rank geometry", () => {
 
   it("takes prefill context parallelism, whose decode context parallelism is 1 or the same", () => {
     const here = local();
-    const told = describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) });
+    const told = described(here);
     expect(remoteGeometry({ ...told, pcpSize: 2 }, rank, here)).toEqual(here);
     expect(remoteGeometry({ ...told, pcpSize: 4, dcpSize: 4 }, rank, here).dcpSize).toBe(4);
     expect(() => remoteGeometry({ ...told, pcpSize: 4, dcpSize: 2 }, rank, here)).toThrow(

@@ -4,26 +4,22 @@ import {
   type ModelGeometry,
   type RankGeometry,
   type RegionGeometry,
-  requireStatesFit,
   withCellBytes,
 } from "@kv/plan";
 import type { AgentMetadata } from "@kv/protocol";
 
-/**
- * The position of a rank in its engine. The pipeline fields are set only for an engine with several
- * stages.
- */
+/** Pipeline fields are set only for several stages. */
 export type RankPlace = Pick<RankGeometry, "tpRank" | "tpSize" | "ppRank" | "ppSize" | "dcpSize">;
 
-/** This rank's caches in the form that plans use. */
 export function localGeometry(caches: KvCaches, rank: RankPlace): RankGeometry {
   const { config, regions } = caches;
   const [first] = regions;
   if (first === undefined)
     throw new KvError("KV_PLAN_INVALID", "a KV cache without a region cannot be registered");
+  const { deviceId } = first.memory;
   const layerNames = regions.map(({ name }) => name);
   const names = numberSegments(layerNames);
-  // LHBNC has a segment for each head of a rank.
+  // LHBNC has a segment per head.
   const headEach =
     config.layout === "LHBNC"
       ? new Set(layerNames.filter((name, at) => name !== names[at]))
@@ -35,7 +31,7 @@ export function localGeometry(caches: KvCaches, rank: RankPlace): RankGeometry {
     physicalBlocksPerLogical: config.physicalBlocksPerLogical,
     layout: config.layout,
     attentionBackend: config.attentionBackend,
-    deviceId: first.memory.deviceId,
+    deviceId,
     regions: regions.map((region, index) => ({
       name: names[index] ?? region.name,
       baseAddress: region.memory.address + region.offsetBytes,
@@ -44,14 +40,14 @@ export function localGeometry(caches: KvCaches, rank: RankPlace): RankGeometry {
       blockStrideBytes: region.blockStrideBytes,
       groupId: region.groupId,
       memoryType: region.memoryType,
-      ...(region.memory.deviceId === first.memory.deviceId
-        ? {}
-        : { deviceId: region.memory.deviceId }),
-      ...(region.groupIds === undefined ? {} : { groupIds: region.groupIds }),
-      ...(headEach?.has(region.name) === true ? { numKvHeads: rank.tpSize } : {}),
-      ...(region.numKvHeads === undefined ? {} : { numKvHeads: region.numKvHeads }),
-      ...(region.replicated === undefined ? {} : { replicated: region.replicated }),
-      ...(region.cellBytes === undefined ? {} : { cellBytes: region.cellBytes }),
+      ...defined({
+        deviceId: region.memory.deviceId === deviceId ? undefined : region.memory.deviceId,
+        groupIds: region.groupIds,
+        numKvHeads:
+          region.numKvHeads ?? (headEach?.has(region.name) === true ? rank.tpSize : undefined),
+        replicated: region.replicated,
+        cellBytes: region.cellBytes,
+      }),
     })),
     ...stateOf(config),
     ...(config.groups.some(({ blockSize }) => blockSize !== undefined)
@@ -68,7 +64,6 @@ function stateOf({ stateSpace }: KvCaches["config"]): Pick<RankGeometry, "stateS
   return { stateSpace: { convProjectionBytes, convBytes, recurrentBytes } };
 }
 
-/** The groups of a model in the form that plans use. */
 export function modelGeometry({
   groups,
   numKvHeads,
@@ -84,10 +79,7 @@ export function modelGeometry({
   };
 }
 
-/**
- * A rank's geometry as handshake metadata: all of vLLM 0.33's fields, including those with
- * defaults.
- */
+/** Sends all of vLLM 0.33's fields, even those with defaults. */
 export function describeRank(
   local: RankGeometry,
   { engineId, agentMetadata }: { engineId: string; agentMetadata: Uint8Array },
@@ -120,9 +112,8 @@ export function describeRank(
 }
 
 /**
- * The same memory in blocks of another size, as a push P announces it to vLLM D's
- * (`push_announced_block_size`). A D that is written to uses none of it but the block size. Where
- * P's blocks do not fill whole announced ones, the rest of the memory is left out.
+ * The same memory in blocks of another size (`push_announced_block_size`). A D that is written to
+ * uses only the block size.
  */
 export function announcedInBlocksOf(metadata: AgentMetadata, tokens: number): AgentMetadata {
   const { blockSize, numBlocks, blockLengthsBytes, blockStridesBytes, regionNumBlocks } = metadata;
@@ -140,11 +131,9 @@ export function announcedInBlocksOf(metadata: AgentMetadata, tokens: number): Ag
 }
 
 /**
- * A remote rank's geometry from its handshake metadata. The plan checks it against the local one.
- * Fields that an older peer leaves out are taken from the local rank, region by region, as in vLLM.
- * A pipeline stage has only the regions of its own layers, so it must name them. Prefill context
- * parallelism changes nothing for a reader: its first rank serves whole blocks, or its ranks are
- * those of decode context parallelism. `model` names the model in errors.
+ * A remote rank's geometry, not yet checked against the local one. As in vLLM, the local rank's
+ * regions supply what an older peer leaves out; a pipeline stage must name its regions. Prefill
+ * context parallelism changes nothing for a reader.
  */
 export function remoteGeometry(
   received: AgentMetadata,
@@ -191,8 +180,7 @@ export function remoteGeometry(
   const names =
     metadata.regionNames === undefined ? undefined : numberSegments(metadata.regionNames);
   const members = numberMembers(metadata.regionMembers);
-  // The layers of this stage may all be of one group: only the whole list shows that other groups
-  // have regions of their own.
+  // All layers of this stage may belong to one group.
   const hasOtherGroups = (local.ppSize ?? 1) > 1 && new Set(received.regionGroupIds).size > 1;
   const mixed = new Set(metadata.regionMemoryTypes ?? []).size > 1;
   const remote: RankGeometry = {
@@ -220,21 +208,19 @@ export function remoteGeometry(
         groupId,
         ...(hasOtherGroups && groupId >= 0 ? { groupIds: [groupId] } : {}),
         memoryType: metadata.regionMemoryTypes?.[index] ?? here?.memoryType ?? "DRAM",
-        // Beside device memory, host memory is registered as device 0 (vLLM 0.33,
-        // `register_local_xfer_handler`).
+        // As vLLM 0.33's `register_local_xfer_handler`.
         ...(mixed && metadata.regionMemoryTypes?.[index] === "DRAM" ? { deviceId: 0 } : {}),
         ...(received === undefined || here?.name === received ? sharingOf(here) : {}),
         ...(members[index] === undefined ? {} : { members: members[index] }),
       };
     }),
   };
-  requireStatesFit(`remote rank ${rank.tpRank}`, remote, [...remote.regions.keys()]);
   return { ...remote, ...blockTokensOf(remote, local) };
 }
 
 /**
- * The regions of a D that has all layers, which this stage of a push P writes: those of its own
- * layers, in its order (vLLM 0.33 matches by index, or by name in groups).
+ * D's regions of the layers that this stage of a push P writes (vLLM 0.33 matches by index, or by
+ * name in groups).
  */
 function ofLocalStage(metadata: AgentMetadata, local: RankGeometry): AgentMetadata {
   const { engineId, regionNames } = metadata;
@@ -242,7 +228,7 @@ function ofLocalStage(metadata: AgentMetadata, local: RankGeometry): AgentMetada
   const found: [what: string, isFound: boolean][] = [
     ["recurrent states", local.stateSpace !== undefined],
     ["rows with several layers", Object.keys(metadata.packedMemberLayouts).length > 0],
-    // D plans for all its regions, this stage for some of them: the two may choose unlike forms.
+    // D plans for all regions and this stage for some, so the two may choose different forms.
     ["regions in host and in device memory", new Set(metadata.regionMemoryTypes ?? []).size > 1],
   ];
   for (const [what, isFound] of found) {
@@ -265,8 +251,7 @@ function ofLocalStage(metadata: AgentMetadata, local: RankGeometry): AgentMetada
   }
   const of = <T>(values: readonly T[]) =>
     indices.flatMap((index) => values.slice(index, index + 1));
-  const optional = <T>(values: readonly T[] | undefined) =>
-    values === undefined ? undefined : of(values);
+  const optional = <T>(values: readonly T[] | undefined) => values && of(values);
   return {
     ...metadata,
     baseAddresses: of(metadata.baseAddresses),
@@ -281,9 +266,8 @@ function ofLocalStage(metadata: AgentMetadata, local: RankGeometry): AgentMetada
 }
 
 /**
- * Tokens in the blocks of the remote's groups, which a handshake does not carry: the ratio of two
- * groups is the model's. Absent where the remote groups its layers otherwise, and where groups
- * would not get whole tokens, which the plan refuses.
+ * The handshake omits them, but the model fixes the ratio of two groups. Undefined where the remote
+ * groups its layers differently, or a group would get part of a token.
  */
 function blockTokensOf(
   remote: RankGeometry,
@@ -299,24 +283,22 @@ function blockTokensOf(
   return groupBlockTokens.every(Number.isInteger) ? { groupBlockTokens } : {};
 }
 
-/**
- * How ranks share a cache, and what a cell is, depends on the model and is not part of the
- * handshake, so it is taken from the local region.
- */
+/** The model decides it, not the handshake. */
 function sharingOf(
   here: RegionGeometry | undefined,
 ): Pick<RegionGeometry, "cellBytes" | "numKvHeads" | "replicated"> {
-  return {
-    ...(here?.numKvHeads === undefined ? {} : { numKvHeads: here.numKvHeads }),
-    ...(here?.replicated === undefined ? {} : { replicated: here.replicated }),
-    ...(here?.cellBytes === undefined ? {} : { cellBytes: here.cellBytes }),
-  };
+  return defined({
+    numKvHeads: here?.numKvHeads,
+    replicated: here?.replicated,
+    cellBytes: here?.cellBytes,
+  });
 }
 
-/**
- * Numbers the members of regions in the way that region names are numbered: a cache with several
- * segments is a member of as many regions.
- */
+function defined<T extends object>(given: T): { [K in keyof T]?: Exclude<T[K], undefined> } {
+  const entries = Object.entries(given).filter(([, value]) => value !== undefined);
+  return Object.fromEntries(entries) as { [K in keyof T]?: Exclude<T[K], undefined> };
+}
+
 function numberMembers(members: readonly (readonly string[])[]): (readonly string[])[] {
   const numbered = numberSegments(members.flat());
   let begin = 0;
@@ -326,13 +308,11 @@ function numberMembers(members: readonly (readonly string[])[]): (readonly strin
   });
 }
 
-/** Separates a cache's name from the number of its segment. */
 const MARK = " #";
 
 /**
- * vLLM registers a region per segment of a cache whose blocks are not contiguous in memory (one
- * segment per head in LHBNC; separate K and V), all under the cache's name. Plans need unique
- * names: the second segment is "name #2", and so on.
+ * vLLM registers every segment of a cache (a head in LHBNC; K and V) under the cache's name. Plans
+ * need unique names: "name #2", and so on.
  */
 export function numberSegments(names: readonly string[]): string[] {
   const seen = new Map<string, number>();
@@ -343,10 +323,7 @@ export function numberSegments(names: readonly string[]): string[] {
   });
 }
 
-/**
- * Maps segment names back to vLLM's names. A number is removed only if the cache's first segment
- * came before it.
- */
+/** Removes a number only after the cache's first segment. */
 export function cachesOfSegments(names: readonly string[]): string[] {
   const known = new Set(names);
   return names.map((name) => {

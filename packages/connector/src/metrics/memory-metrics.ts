@@ -1,33 +1,29 @@
 import type { Metrics } from "@kv/interface";
 import { METRIC_BUCKETS, METRIC_HELP } from "./metric-names.js";
 
-/** Metrics that are kept in memory and rendered on request. */
+/** Metrics kept in memory. */
 export interface MemoryMetrics extends Metrics {
-  /**
-   * The sum of a counter over all label sets, or the number of observations of a histogram; 0 for
-   * an unknown metric.
-   */
+  /** A counter's sum over all label sets, or a histogram's number of observations; 0 if unknown. */
   total(name: string): number;
-  /**
-   * Renders Prometheus' text format, for a `/metrics` endpoint with `text/plain; version=0.0.4`.
-   */
+  /** Prometheus' text format, for `text/plain; version=0.0.4`. */
   render(): string;
 }
 
 /** Options of `memoryMetrics`. */
 export interface MemoryMetricsOptions {
   /**
-   * Upper bounds of histogram buckets by metric name, ascending. @default vLLM's bounds for vLLM's
+   * Ascending upper bounds of histogram buckets by metric name. @default vLLM's bounds for vLLM's
    * metrics, bounds in seconds for others
    */
   readonly buckets?: Readonly<Record<string, readonly number[]>>;
-  /** Labels that are added to every series, such as `{ engine: "0" }`. */
+  /** Added to every series, such as `{ engine: "0" }`. */
   readonly labels?: Readonly<Record<string, string>>;
 }
 
 const DEFAULT_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10];
 
-interface Series extends MetricSeries {
+interface Series {
+  readonly labels: Readonly<Record<string, string>>;
   count: number;
   sum: number;
   readonly buckets: number[];
@@ -85,45 +81,18 @@ export function memoryMetrics(options: MemoryMetricsOptions = {}): MemoryMetrics
       for (const { count } of families.get(name)?.byLabels.values() ?? []) sum += count;
       return sum;
     },
-    render: () =>
-      prometheusText(
-        [...families.values()].map(({ byLabels, ...family }) => ({
-          ...family,
-          series: byLabels.values(),
-        })),
-      ),
+    render: () => prometheusText(families.values()),
   };
 }
 
-/** One set of labels of a metric. */
-interface MetricSeries {
-  readonly labels: Readonly<Record<string, string>>;
-  /** The value of a counter, or the number of observations of a histogram. */
-  readonly count: number;
-  readonly sum: number;
-  /** Observations up to each bound. */
-  readonly buckets: readonly number[];
-}
-
-interface MetricFamily {
-  readonly name: string;
-  readonly kind: "counter" | "histogram";
-  readonly help: string | undefined;
-  readonly bounds: readonly number[];
-  readonly series: Iterable<MetricSeries>;
-}
-
-/**
- * Prometheus' text format, version 0.0.4. Counter names end in `_total`, as in Python's client and
- * therefore in vLLM's `/metrics`.
- */
-function prometheusText(families: Iterable<MetricFamily>): string {
+/** Version 0.0.4. Counter names end in `_total`, as in Python's client. */
+function prometheusText(families: Iterable<Family>): string {
   const lines: string[] = [];
-  for (const { name, kind, help, bounds, series } of families) {
+  for (const { name, kind, help, bounds, byLabels } of families) {
     const shown = kind === "counter" && !name.endsWith("_total") ? `${name}_total` : name;
     if (help !== undefined) lines.push(`# HELP ${shown} ${help.replace(/[\\\n]/g, escaped)}`);
     lines.push(`# TYPE ${shown} ${kind}`);
-    for (const { labels, count, sum, buckets } of series) {
+    for (const { labels, count, sum, buckets } of byLabels.values()) {
       if (kind === "counter") {
         lines.push(`${shown}${braces(labels)} ${count}`);
         continue;

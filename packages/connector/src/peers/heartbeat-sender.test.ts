@@ -1,9 +1,9 @@
 import { type Agent, silentLog } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { describe, expect, it } from "vitest";
-import { TaskTracker } from "./background-work.js";
 import { HeartbeatSender, NotificationSender } from "./messages.js";
 import type { EngineReference, RemoteEngine } from "./remote-engine.js";
+import { TaskTracker } from "./transfers.js";
 
 const engineAt = (engineId: string) => ({
   engineId,

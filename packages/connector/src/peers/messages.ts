@@ -19,6 +19,7 @@ import {
   type LeaseQuery,
   type LeaseReply,
   REQUEST_CONTROL,
+  type RequestProof,
 } from "@kv/protocol";
 import {
   addressOf,
@@ -28,87 +29,72 @@ import {
   heartbeatKey,
   heartbeatRequest,
   type RemoteRequest,
-} from "../requests/remote-request.js";
+} from "../requests/references.js";
 import type { HeartbeatChange } from "../requests/step-metadata.js";
-import type { TaskTracker } from "./background-work.js";
-import type { TransferMetrics } from "./transfers.js";
+import { TaskTracker, type TransferMetrics } from "./transfers.js";
 
-// Messages about requests to other engines and from them: notifications, heartbeats, lease queries.
-
-/** Bytes of notifications that are read in one turn of the event loop, unless one has more. */
+/** Read in one turn of the event loop, unless one notification is longer. */
 const TURN_BYTES = 64 * 1024;
-/** Ids per heartbeat, far below any transport's limit for one notification. */
+/** Keeps a heartbeat far below any transport's limit for a notification. */
 const HEARTBEAT_IDS = 256;
 
-/** An open engine, as heartbeats need it. */
 export interface HeartbeatTarget {
   readonly agents: ReadonlyMap<unknown, string>;
   readonly features: ReadonlySet<string>;
 }
 
-/** The outcome of sending a heartbeat. */
 export interface HeartbeatResult {
-  /** Requests whose heartbeat the transport accepted for every agent of the engine. */
+  /** Accepted by the transport for all of the engine's agents. */
   readonly takenIds: readonly string[];
-  /**
-   * Whether the transport accepted everything that was sent. False suggests that the engine is
-   * gone.
-   */
+  /** False suggests that the engine is gone. */
   readonly isDelivered: boolean;
 }
 
-/**
- * Sends a worker's notifications in the background. Methods do not throw. After a lost
- * notification, the peer waits for a lease or a deadline to end.
- */
+/** Sends notifications in the background. A peer that misses one waits for a lease or deadline. */
 export class NotificationSender {
   readonly #agent: Agent;
   readonly #log: Log;
-  readonly #pending = new Set<Promise<boolean>>();
+  readonly #sending = new TaskTracker();
 
   constructor({ agent, log }: { readonly agent: Agent; readonly log: Log }) {
     this.#agent = agent;
     this.#log = log;
   }
 
-  /**
-   * Sends to an agent. Resolves with true when the transport accepted the notification, and with
-   * false after a call of `failed`.
-   */
+  /** True when the transport accepted it; otherwise false, after `failed`. */
   send(agentName: string, payload: Uint8Array, failed: (error: unknown) => void): Promise<boolean> {
-    const sent = this.#notify(agentName, payload)
-      .then(
-        () => true,
-        (error: unknown) => {
-          failed(error);
-          return false;
-        },
-      )
-      .finally(() => this.#pending.delete(sent));
-    this.#pending.add(sent);
+    const send = async () => {
+      try {
+        await this.#agent.notify(agentName, payload);
+        return true;
+      } catch (error) {
+        failed(error);
+        return false;
+      }
+    };
+    const sent = send();
+    this.#sending.track(sent);
     return sent;
   }
 
   /**
-   * Sends a heartbeat for requests to all of an engine's agents: with capabilities to an `@kv`
-   * engine, in vLLM's form otherwise. Ids that a peer would misparse (see `isWireSafeRequestId`)
-   * are left out of vLLM's form: P does not extend their leases.
+   * Sends to all of an engine's agents: with capabilities to `@kv`, otherwise in vLLM's form
+   * without ids that vLLM would misparse.
    */
   async sendHeartbeat(
     engine: HeartbeatTarget,
     named: readonly HeartbeatRequest[],
   ): Promise<HeartbeatResult> {
-    const proven = engine.features.has(REQUEST_CONTROL)
-      ? named.flatMap(({ requestId, capability }) =>
-          capability === undefined ? [] : [{ requestId, capability }],
-        )
-      : [];
-    const provenIds = new Set(proven.map(({ requestId }) => requestId));
-    const plainIds = new Set(named.map(({ requestId }) => requestId));
-    const plain = [...plainIds].filter((id) => !provenIds.has(id) && isWireSafeRequestId(id));
-    const agents = [...new Set(engine.agents.values())];
+    const proven: RequestProof[] = [];
+    const plain = new Set<string>();
+    for (const { requestId, capability } of named) {
+      if (capability !== undefined && engine.features.has(REQUEST_CONTROL))
+        proven.push({ requestId, capability });
+      else if (isWireSafeRequestId(requestId)) plain.add(requestId);
+    }
+    for (const { requestId } of proven) plain.delete(requestId);
     const messages = [
-      ...inChunks(plain).map((requestIds) => ({
+      ...inChunks([...plain]).map((requestIds) => ({
         requestIds,
         payload: encodeNotification({ kind: "heartbeat", requestIds }),
       })),
@@ -117,7 +103,7 @@ export class NotificationSender {
         payload: encodeRequestControl({ kind: "heartbeat", requests }),
       })),
     ];
-    let isDelivered = true;
+    const agents = [...new Set(engine.agents.values())];
     const taken = await Promise.all(
       messages.map(async ({ requestIds, payload }) => {
         const sent = agents.map((name) =>
@@ -125,25 +111,21 @@ export class NotificationSender {
             this.#log.debug("heartbeat-failed", { agent: name, error: String(error) }),
           ),
         );
-        const isTaken = (await Promise.all(sent)).every(Boolean);
-        isDelivered &&= isTaken;
-        return isTaken ? requestIds : [];
+        return (await Promise.all(sent)).every(Boolean) ? requestIds : undefined;
       }),
     );
-    return { takenIds: taken.flat(), isDelivered };
+    return {
+      takenIds: taken.flatMap((ids) => ids ?? []),
+      isDelivered: taken.every((ids) => ids !== undefined),
+    };
   }
 
-  /** Resolves when the transport has accepted or failed every notification so far. */
-  async idle(): Promise<void> {
-    while (this.#pending.size > 0) await Promise.all(this.#pending);
+  idle(): Promise<void> {
+    return this.#sending.idle();
   }
 
   get size(): number {
-    return this.#pending.size;
-  }
-
-  async #notify(agentName: string, payload: Uint8Array): Promise<void> {
-    await this.#agent.notify(agentName, payload);
+    return this.#sending.size;
   }
 }
 
@@ -158,37 +140,28 @@ function inChunks<T>(list: readonly T[]): (readonly T[])[] {
 export interface HeartbeatSenderOptions {
   readonly clock: Clock;
   readonly intervalMs: number;
-  /** The engines that heartbeats go to. One that is not open is opened. */
   readonly engines: {
     open(address: EngineAddress): Promise<{ release(): void }>;
     peek(address: EngineAddress): HeartbeatTarget | undefined;
   };
   readonly notifications: Pick<NotificationSender, "sendHeartbeat">;
-  /** Tracks the sending, so that the worker can wait for it when it closes. */
   readonly tasks: Pick<TaskTracker, "track">;
-  /**
-   * Called after each heartbeat to an engine. `isDelivered`: the transport accepted it for all
-   * ranks.
-   */
+  /** `isDelivered`: the transport accepted it for all ranks. */
   readonly onSent?: ((engine: EngineAddress, isDelivered: boolean) => void) | undefined;
 }
 
-/** A request whose lease is extended. */
 interface Extended extends HeartbeatRequest {
   readonly takenAtMs: number[];
 }
 
-/** The requests of one engine, by `heartbeatKey`. */
 interface SentEngine {
   readonly address: EngineAddress;
   readonly requests: Map<string, Extended>;
 }
 
 /**
- * Extends the leases of the requests that wait or transfer on D: at each interval, it sends every
- * engine the ids of its requests. The scheduler side sends what changes. The timer runs between
- * engine steps, so that an idle engine does not lose its leases. Records which heartbeats the
- * transport accepted, for the lease deadlines of P's that answer no lease queries.
+ * Extends the leases of requests that wait or transfer on D. A timer sends the heartbeats between
+ * engine steps, so that an idle engine keeps its leases.
  */
 export class HeartbeatSender {
   readonly #options: HeartbeatSenderOptions;
@@ -200,19 +173,21 @@ export class HeartbeatSender {
     this.#options = options;
   }
 
-  /**
-   * Changes the set. New requests get a heartbeat at once when the last one is an interval old,
-   * otherwise with the next.
-   */
+  /** A new request gets a heartbeat at once when the last one is an interval old. */
   change(changes: readonly HeartbeatChange[]): void {
-    for (const change of changes) this.#changeEngine(change);
+    for (const change of changes) {
+      const key = engineKey(change);
+      const engine = this.#engines.get(key) ?? { address: addressOf(change), requests: new Map() };
+      for (const request of change.begin)
+        engine.requests.set(heartbeatKey(request), { ...request, takenAtMs: [] });
+      for (const request of change.end) engine.requests.delete(heartbeatKey(request));
+      if (engine.requests.size === 0) this.#engines.delete(key);
+      else this.#engines.set(key, engine);
+    }
     if (changes.length > 0) this.#arm();
   }
 
-  /**
-   * When the transport got heartbeats that name the request and accepted them for all of the
-   * engine's ranks; in ms, ascending.
-   */
+  /** Times in ms at which the transport took the request's heartbeats for all ranks; ascending. */
   takenAtMs(remote: RemoteRequest): readonly number[] {
     const engine = this.#engines.get(engineKey(remote));
     return engine?.requests.get(heartbeatKey(heartbeatRequest(remote)))?.takenAtMs ?? [];
@@ -227,16 +202,6 @@ export class HeartbeatSender {
   close(): void {
     this.#engines.clear();
     this.#arm();
-  }
-
-  #changeEngine(change: HeartbeatChange): void {
-    const key = engineKey(change);
-    const engine = this.#engines.get(key) ?? { address: addressOf(change), requests: new Map() };
-    for (const request of change.begin)
-      engine.requests.set(heartbeatKey(request), { ...request, takenAtMs: [] });
-    for (const request of change.end) engine.requests.delete(heartbeatKey(request));
-    if (engine.requests.size === 0) this.#engines.delete(key);
-    else this.#engines.set(key, engine);
   }
 
   #arm(): void {
@@ -259,8 +224,7 @@ export class HeartbeatSender {
     const { clock, engines, notifications, tasks, onSent } = this.#options;
     const engine = engines.peek(address);
     if (engine === undefined) {
-      // The request may still be queued. A handshake now makes the next heartbeat possible, and
-      // saves time when the request's transfer starts.
+      // The next heartbeat needs the handshake, and so does the transfer.
       tasks.track(
         engines.open(address).then(
           (reference) => reference.release(),
@@ -288,9 +252,8 @@ export class HeartbeatSender {
 }
 
 /**
- * Calls `handle` for each notification until the agent closes. A notification that cannot be
- * decoded, or that `handle` refuses by throwing, is logged and counted; nothing that a peer sends
- * ends the loop. Long ones are read in steps that take at most a quarter of the time.
+ * Reads notifications until the agent closes. Bad ones are logged and counted, so nothing from a
+ * peer ends the loop. Reading long ones takes at most a quarter of the time.
  */
 export function receiveNotifications(
   context: {
@@ -313,7 +276,6 @@ export function receiveNotifications(
     for await (const { from, payload } of agent.notifications()) {
       bytes += payload.byteLength;
       try {
-        // What has come is read in one turn of the event loop otherwise.
         if (bytes > TURN_BYTES) {
           bytes = 0;
           await long.run(inSteps(payload, from));
@@ -327,7 +289,6 @@ export function receiveNotifications(
   loop().catch((error: unknown) => log.error("notifications-ended", { error: String(error) }));
 }
 
-/** Where a lease query goes. */
 export interface QueryLeaseOptions {
   readonly sideChannel: SideChannel;
   readonly host: string;
@@ -337,9 +298,8 @@ export interface QueryLeaseOptions {
 }
 
 /**
- * Asks P whether it still holds a request's blocks. Asks again once when the first query or its
- * reply is lost.
- * @throws The errors of `SideChannel.request`; `KV_WIRE_MALFORMED` for a malformed reply.
+ * Asks P whether it holds a request's blocks, and once more when a message is lost.
+ * @throws The errors of `SideChannel.request`; `KV_WIRE_MALFORMED`.
  */
 export async function queryLease(
   query: LeaseQuery,

@@ -1,8 +1,9 @@
 import { KvError } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
+import { leavesNothing } from "@kv/testing/nothing-left";
 import { listAgent, testContext, testRank } from "@kv/testing/worker-context";
 import { describe, expect, it } from "vitest";
-import type { EngineAddress } from "../requests/remote-request.js";
+import type { EngineAddress } from "../requests/references.js";
 import { type OpenEngine, planPrefillEngine } from "./remote-engine.js";
 import { RemoteEngines } from "./remote-engines.js";
 
@@ -41,6 +42,11 @@ function setUp({
     role: "prefill",
     plan: (_, found) => planPrefillEngine(context, found, { preparesLists: false }),
   });
+  // The tests hold references, which `close` waits for.
+  leavesNothing(
+    () => ({ timers: clock.pending() }),
+    () => void engines.close(),
+  );
   return {
     clock,
     log,
@@ -133,7 +139,7 @@ describe("remote engines", () => {
     const second = await engines.open(at("e"));
     engines.drop(first.engine, "stale");
     expect(nameOf((await engines.open(at("e"))).engine)).toBe("e#2");
-    expect(engines.outstanding()).toEqual({ peers: 1, opening: 0, closing: 1 });
+    expect(engines.outstanding()).toEqual({ peers: 1, opening: 0, closing: 1, references: 1 });
     first.release();
     first.release();
     await settle();
@@ -235,7 +241,7 @@ describe("remote engines", () => {
     used.release();
     clock.advance(1000);
     await settle();
-    expect(engines.outstanding()).toEqual({ peers: 0, opening: 0, closing: 0 });
+    expect(engines.outstanding()).toEqual({ peers: 0, opening: 0, closing: 0, references: 0 });
     expect(clock.pending()).toBe(0);
   });
 
@@ -263,7 +269,7 @@ describe("remote engines", () => {
     const { engines, gate, log } = setUp();
     const open = gate();
     const abort = new AbortController();
-    const acquired = engines.open(at("e"), abort.signal);
+    const acquired = engines.acquire({ ...at("e"), requestId: "r" }, abort.signal);
     abort.abort(new Error("given up"));
     await expect(acquired).rejects.toThrow("given up");
     open();

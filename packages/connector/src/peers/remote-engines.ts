@@ -5,10 +5,8 @@ import {
   type EngineAddress,
   engineKey,
   type RemoteRequest,
-} from "../requests/remote-request.js";
-import { traced } from "./background-work.js";
+} from "../requests/references.js";
 import { queryLease } from "./messages.js";
-import { isPeerLost, staleProcess, unknownRegistration } from "./peer-errors.js";
 import {
   type EngineReference,
   type EngineRequest,
@@ -16,27 +14,22 @@ import {
   type OpenedEngine,
   openEngine,
   type PeerContext,
+  type RefusedEngine,
   type RemoteEngine,
   type RemoteEnginesOptions,
 } from "./remote-engine.js";
+import { traced } from "./transfers.js";
 
-/**
- * Time between two handshakes beside an open engine that changed nothing. A request that asks for
- * one waits for so long.
- */
+/** Time between handshakes that find an open engine unchanged. */
 const RENEWAL_INTERVAL_MS = 1000;
-/**
- * How often one request may cause a handshake beside an open engine: the first may have begun
- * before P registered again.
- */
+/** How long a refusal is believed: a P or D with another configuration may take its place. */
+const REFUSED_MS = 10_000;
+/** A request may need two: the first may have begun before P registered again. */
 const RENEWALS = 2;
-/** Confirmed generations that an entry remembers. */
 const MAX_CONFIRMED = 16;
 
-/** An address, with the process that a request names. */
 type NamedEngine = EngineAddress & Pick<EngineRequest, "lease">;
 
-/** An engine of the table, from the start of its opening until it is closed. */
 interface Entry<Engine extends OpenEngine> {
   readonly key: string;
   readonly address: EngineAddress;
@@ -47,31 +40,22 @@ interface Entry<Engine extends OpenEngine> {
   ttlTimer?: Timer | undefined;
   renewal?: Promise<void> | undefined;
   renewableAtMs: number;
-  /**
-   * Registration generations that requests named and that a handshake has confirmed, for engines
-   * that do not send their own.
-   */
+  /** Registrations confirmed by a handshake, of engines that do not send their own number. */
   readonly confirmed: Set<number>;
-  /**
-   * Set when the entry has left the table: it closes with its last reference, and then ends the
-   * wait of `close()`.
-   */
+  /** Set once the entry has left the table: it closes with its last reference. */
   closed?: () => void;
 }
 
 /**
- * The remote engines of a worker. Each is opened once, at first use, and shared by all requests
- * with the same address. It is closed when it was unused for `engine_ttl`, when another engine
- * answers at its host and port, or when it was dropped as stale; always after its last reference,
- * because prepared lists and remote agents must outlive the transfers that use them. What a request
- * says about an engine never drops it: at most it causes another handshake at the same address,
- * beside the open engine, and only what answers there replaces it.
+ * The remote engines of a worker, one per address for all requests. One closes after `engine_ttl`
+ * without use, when another engine answers there, or when it is dropped as stale, but never before
+ * its last reference: lists and agents must outlive their transfers. A request's claims never drop
+ * an engine: they only cause a handshake, and what answers replaces it.
  */
 export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
   readonly #context: PeerContext;
   readonly #options: RemoteEnginesOptions<Engine>;
   readonly #entries = new Map<string, Entry<Engine>>();
-  /** Open entries by host and port, to find those that another engine replaces. */
   readonly #byHostPort = new Map<string, Set<Entry<Engine>>>();
   readonly #closing = new Map<Entry<Engine>, Promise<void>>();
   readonly #backoff: PeerBackoff;
@@ -85,17 +69,22 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
   }
 
   /**
-   * Returns the engine, if it is still the process that the request names. Requests and open
-   * engines can both outlive that process. A request that names a process is not served by an
-   * engine that does not: it could not be asked for the lease. Records a span of the handshake,
-   * unless `isTraced` is false.
+   * Returns the engine if it is the process that the request names, and can be asked for the lease.
    * @throws The errors of `open`; `KV_GENERATION_STALE` when the process is gone.
    */
-  async acquire(
+  async acquire(request: EngineRequest, signal?: AbortSignal): Promise<EngineReference<Engine>> {
+    return notRefused(await this.reach(request, signal));
+  }
+
+  /**
+   * As `acquire`, but also an engine that is refused, which can only be notified.
+   * @throws As `acquire`, but for the refusal.
+   */
+  async reach(
     request: EngineRequest,
     signal?: AbortSignal,
     isTraced = true,
-  ): Promise<EngineReference<Engine>> {
+  ): Promise<EngineReference<Engine | RefusedEngine>> {
     const { role } = this.#options;
     for (let isSecondTry = false; ; isSecondTry = true) {
       const reference = await this.#openTraced(request, signal, isTraced);
@@ -103,13 +92,12 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
       if (isMeant(engine, request)) return reference;
       reference.release();
       if (isSecondTry) throw staleProcess(request, role);
-      // A lease query is cheaper than a handshake. vLLM's listener would stop at one.
+      // A query costs less than a handshake, but would stop vLLM's listener.
       if (role === "prefill" && engine.incarnation !== undefined) {
         const { incarnation } = await this.queryLease(request, signal);
         if (incarnation === engine.incarnation) throw staleProcess(request, role);
       }
-      // Only what answers a handshake at the address replaces the open engine, not what this
-      // request says.
+      // Only a handshake's answer replaces an engine, not a request's claim.
       const entry = this.#entries.get(engineKey(request));
       if (entry?.opened?.engine === engine)
         await whileNotAborted(this.#renew(entry, entry.address), signal);
@@ -117,46 +105,36 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
   }
 
   /**
-   * Returns the engine at an address, whichever process it is, and opens it first if it is not
-   * open. When `signal` aborts, the call rejects with its reason, and a reference that arrives
-   * later is released.
-   * @throws The errors of `openEngine`; `KV_HANDSHAKE_BACKED_OFF` during the back-off after a
-   * failure; `KV_GENERATION_STALE` for a `registrationGeneration` that the engine does not have;
-   * `KV_SIDE_CHANNEL_CLOSED` after `close`; the signal's reason.
+   * Returns the engine at an address, whichever process it is, and opens it if needed.
+   * @throws The errors of `openEngine`; why the engine is refused; `KV_HANDSHAKE_BACKED_OFF`;
+   * `KV_GENERATION_STALE` for a `registrationGeneration` that the engine does not have;
+   * `KV_SIDE_CHANNEL_CLOSED` after `close`.
    */
-  open(address: NamedEngine, signal?: AbortSignal): Promise<EngineReference<Engine>> {
-    return whileNotAborted(this.#open(address), signal, (reference) => reference.release());
+  async open(address: NamedEngine): Promise<EngineReference<Engine>> {
+    return notRefused(await this.#open(address));
   }
 
-  /**
-   * The engine if it is open; counts as a use. Without a reference it may be closed at the next
-   * `await`.
-   */
+  /** Counts as a use, but the engine may close at the next `await`. */
   peek(address: EngineAddress): Engine | undefined {
     const entry = this.#entries.get(engineKey(address));
-    if (entry?.opened !== undefined) entry.lastUsedMs = this.#context.clock.now();
-    return entry?.opened?.engine;
+    const engine = entry?.opened?.engine;
+    if (entry === undefined || engine === undefined || isRefused(engine)) return undefined;
+    entry.lastUsedMs = this.#context.clock.now();
+    return engine;
   }
 
-  /**
-   * Removes an engine that is known to be stale (it is gone, or another process has its address).
-   * The next `open` opens it again; existing references stay valid. Without effect when the engine
-   * was removed before.
-   */
+  /** Removes a stale engine. The next `open` opens it again; references stay valid. */
   drop(engine: Engine, reason: string): void {
     const entry = this.#entries.get(engineKey(engine.address));
     if (entry?.opened?.engine === engine) this.#drop(entry, reason);
   }
 
-  /** As `drop`, where the error of a transfer means that the engine is gone. */
+  /** Acts only on errors that mean that the engine is gone. */
   dropIfLost(engine: Engine, error: KvError): void {
     if (isPeerLost(error)) this.drop(engine, error.message);
   }
 
-  /**
-   * Asks the process at the request's address whether it holds the request's blocks.
-   * @throws As the function `queryLease`.
-   */
+  /** @throws As the function `queryLease`. */
   queryLease(request: EngineRequest, signal?: AbortSignal): Promise<LeaseReply> {
     const { engineId, requestId, host, port, lease, blocks, prompt, traceparent } = request;
     const { sideChannel, settings, tracer } = this.#context;
@@ -169,17 +147,16 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
   }
 
   /**
-   * Sends notifications about a request to the process that prefilled it, in the background. `send`
-   * is called once the engine is open, unless another process has its address. `failed` gets the
-   * error of the handshake or of `send`.
+   * Calls `send` once the process that prefilled the request has answered, even if it is refused.
+   * `failed` gets errors of the handshake and of `send`.
    */
   async notify(
     request: RemoteRequest,
-    send: (engine: Engine) => void,
+    send: (engine: Engine | RefusedEngine) => void,
     failed: (error: unknown) => void,
   ): Promise<void> {
     try {
-      const { engine, release } = await this.open(request);
+      const { engine, release } = await this.#open(request);
       try {
         if (isMeant(engine, request)) send(engine);
       } finally {
@@ -190,18 +167,17 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     }
   }
 
-  /** Numbers of engines that are open, being opened, and dropped but still referenced. */
-  outstanding(): { readonly peers: number; readonly opening: number; readonly closing: number } {
+  /** `closing`: dropped but still referenced. */
+  outstanding(): Record<"peers" | "opening" | "closing" | "references", number> {
     const entries = [...this.#entries.values()];
     const peers = entries.filter(({ opened }) => opened !== undefined).length;
     const renewing = entries.filter(({ renewal }) => renewal !== undefined).length;
-    return { peers, opening: entries.length - peers + renewing, closing: this.#closing.size };
+    const references = entries.reduce((sum, entry) => sum + entry.references, 0);
+    const opening = entries.length - peers + renewing;
+    return { peers, opening, closing: this.#closing.size, references };
   }
 
-  /**
-   * Closes every engine after its last reference. `open` rejects from now on with
-   * `KV_SIDE_CHANNEL_CLOSED`.
-   */
+  /** Closes every engine after its last reference. `open` rejects from now on. */
   async close(): Promise<void> {
     this.#closed = true;
     for (const entry of [...this.#entries.values()]) this.#drop(entry, "the worker closes");
@@ -209,30 +185,25 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     await Promise.all(this.#closing.values());
   }
 
-  /**
-   * As `open`, with a span where the engine is not open: a handshake, or the wait for one that
-   * another request began.
-   */
   #openTraced(
     request: EngineRequest,
     signal: AbortSignal | undefined,
     isTraced: boolean,
-  ): Promise<EngineReference<Engine>> {
+  ): Promise<EngineReference<Engine | RefusedEngine>> {
     const { tracer } = this.#context;
-    if (!isTraced || tracer === undefined || this.peek(request) !== undefined)
-      return this.open(request, signal);
+    const opened = () =>
+      whileNotAborted(this.#open(request), signal, (reference) => reference.release());
+    if (!isTraced || tracer === undefined || this.peek(request) !== undefined) return opened();
     const { engineId, host, port, traceparent: parent } = request;
     const attributes = {
       "kv.remote_engine_id": engineId,
       "server.address": host,
       "server.port": port,
     };
-    return traced(tracer, "kv.handshake", { parent, kind: "client", attributes }, () =>
-      this.open(request, signal),
-    );
+    return traced(tracer, "kv.handshake", { parent, kind: "client", attributes }, opened);
   }
 
-  async #open(address: NamedEngine): Promise<EngineReference<Engine>> {
+  async #open(address: NamedEngine): Promise<EngineReference<Engine | RefusedEngine>> {
     const key = engineKey(address);
     for (let attempt = 0; ; attempt += 1) {
       if (this.#closed) {
@@ -241,7 +212,7 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
       }
       let entry = this.#entries.get(key);
       if (entry === undefined) {
-        this.#backoff.check(address, address.lease?.incarnation);
+        this.#backoff.check(address);
         entry = this.#begin(key, address);
       }
       const held = entry;
@@ -269,22 +240,15 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     }
   }
 
-  #handshake(address: EngineAddress): Promise<OpenedEngine<Engine>> {
-    return openEngine(this.#context, address, this.#options);
-  }
-
   #failed({ engineId, host, port }: EngineAddress, error: unknown): void {
     this.#context.metrics.handshakeFailed();
-    this.#context.log.warn(this.#options.failureType, {
-      engineId,
-      host,
-      port,
-      error: String(error),
-    });
+    const fields = { engineId, host, port, error: String(error) };
+    this.#context.log.warn(this.#options.failureType, fields);
   }
 
   #begin(key: string, address: NamedEngine): Entry<Engine> {
-    const entry = this.#entryOf(key, address, this.#handshake(address));
+    const opening = openEngine(this.#context, address, this.#options);
+    const entry = this.#entryOf(key, address, opening);
     this.#entries.set(key, entry);
     entry.opening.then(
       (opened) => {
@@ -293,12 +257,8 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
       },
       (error: unknown) => {
         this.#failed(address, error);
-        const why = KvError.from(
-          error,
-          "KV_HANDSHAKE_REFUSED",
-          `handshake with ${describeEngine(address)}`,
-        );
-        this.#backoff.failed(address, why, address.lease?.incarnation);
+        const what = `handshake with ${describeEngine(address)}`;
+        this.#backoff.failed(address, KvError.from(error, "KV_HANDSHAKE_REFUSED", what));
         if (this.#entries.get(key) === entry) this.#entries.delete(key);
         entry.closed?.();
       },
@@ -324,10 +284,7 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     };
   }
 
-  /**
-   * Shakes hands again at an entry's address. Concurrent callers share a handshake. A failure
-   * leaves the entry as it is.
-   */
+  /** Repeats the handshake, once for concurrent callers. A failure changes nothing. */
   #renew(entry: Entry<Engine>, claimed: EngineAddress): Promise<void> {
     if (entry.renewal === undefined) {
       const renewal = this.#openBeside(entry, claimed).finally(() => {
@@ -340,10 +297,6 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     return entry.renewal;
   }
 
-  /**
-   * Replaces an entry if another handshake finds another engine. One that changes nothing is not
-   * repeated for a second.
-   */
   async #openBeside(
     entry: Entry<Engine>,
     { registrationGeneration }: EngineAddress,
@@ -356,7 +309,8 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     const isGone = () => this.#closed || this.#entries.get(entry.key) !== entry;
     if (before === undefined || isGone()) return;
     try {
-      const opened = await this.#handshake({ ...entry.address, registrationGeneration });
+      const claimed = { ...entry.address, registrationGeneration };
+      const opened = await openEngine(this.#context, claimed, this.#options);
       const { address, fingerprint } = opened.engine;
       const isSame = fingerprint !== undefined && fingerprint === before.fingerprint;
       if (isSame || isGone()) {
@@ -376,6 +330,7 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
 
   #keep(entry: Entry<Engine>, opened: OpenedEngine<Engine>): void {
     entry.opened = opened;
+    if (isRefused(opened.engine)) this.#failed(entry.address, opened.engine.refusal);
     entry.lastUsedMs = this.#context.clock.now();
     confirm(entry, entry.address.registrationGeneration);
     if (entry.closed !== undefined) this.#closeUnreferenced(entry);
@@ -386,7 +341,7 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
     }
   }
 
-  /** Drops the engines with another id at the same host and port: their process is gone. */
+  /** The process before it at the same host and port is gone. */
   #replaceOthersAt(entry: Entry<Engine>): void {
     const { engineId, host, port } = entry.address;
     const hostPort = `${host}:${port}`;
@@ -416,12 +371,12 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
 
   #release(entry: Entry<Engine>): void {
     entry.references -= 1;
-    entry.lastUsedMs = this.#context.clock.now();
+    const isKept = entry.opened !== undefined && !isRefused(entry.opened.engine);
+    if (isKept) entry.lastUsedMs = this.#context.clock.now();
     if (entry.closed === undefined) this.#startTtl(entry);
     else this.#closeUnreferenced(entry);
   }
 
-  /** Closes a dropped entry when it is open and has no references. */
   #closeUnreferenced(entry: Entry<Engine>): void {
     const { opened, closed, references } = entry;
     if (closed === undefined || references > 0 || opened === undefined) return;
@@ -431,56 +386,65 @@ export class RemoteEngines<Engine extends OpenEngine = RemoteEngine> {
 
   #startTtl(entry: Entry<Engine>): void {
     const { clock, settings } = this.#context;
-    const { engineTtlMs } = settings;
     if (entry.opened === undefined || entry.references > 0 || entry.ttlTimer !== undefined) return;
+    const refused = isRefused(entry.opened.engine);
+    const engineTtlMs = refused ? REFUSED_MS : settings.engineTtlMs;
     if (engineTtlMs <= 0) return;
     const delayMs = Math.max(0, Math.ceil(entry.lastUsedMs + engineTtlMs - clock.now()));
     entry.ttlTimer = clock.setTimer(() => {
       entry.ttlTimer = undefined;
       if (entry.references > 0) return;
       if (clock.now() - entry.lastUsedMs >= engineTtlMs)
-        this.#drop(entry, "it was not used for engine_ttl");
+        this.#drop(entry, refused ? "it was refused" : "it was not used for engine_ttl");
       else this.#startTtl(entry);
     }, delayMs);
   }
 }
 
-/** Whether the engine is the process that the request names. Requests of vLLM name no process. */
+/** Whether an engine has answered and does not fit. Throws nothing. */
+export function isRefused(engine: OpenEngine | RefusedEngine): engine is RefusedEngine {
+  return "refusal" in engine;
+}
+
+/** @throws Why the engine is refused; then the reference is released. */
+function notRefused<Engine extends OpenEngine>({
+  engine,
+  release,
+}: EngineReference<Engine | RefusedEngine>): EngineReference<Engine> {
+  if (!isRefused(engine)) return { engine, release };
+  release();
+  throw engine.refusal;
+}
+
+/** vLLM's requests name no process. */
 function isMeant({ incarnation }: OpenEngine, { lease }: EngineRequest): boolean {
   return lease === undefined || incarnation === lease.incarnation;
 }
 
-/**
- * Whether the open engine has the registration that the parameters of a request name. `asked`:
- * further handshakes would not help.
- */
+/** `asked`: further handshakes would not help. */
 function hasRegistration(
-  { confirmed }: Pick<Entry<OpenEngine>, "confirmed">,
+  { confirmed }: { readonly confirmed: ReadonlySet<number> },
   { registrationGeneration: known }: OpenEngine,
   { registrationGeneration: named }: EngineAddress,
   asked: boolean,
 ): boolean {
   if (named === undefined) return true;
   if (known !== undefined) return named <= known;
-  // vLLM's handshake does not say it. Once another handshake has given the same metadata, the open
-  // engine is current, whatever was named.
+  // vLLM's handshake does not say it. A second one with equal metadata proves the engine current.
   return asked || confirmed.size === 0 || confirmed.has(named);
 }
 
-/** Records a generation that a handshake has confirmed. */
 function confirm(
-  { confirmed }: Pick<Entry<OpenEngine>, "confirmed">,
+  { confirmed }: { readonly confirmed: Set<number> },
   generation: number | undefined,
 ): void {
-  if (generation === undefined) return;
-  confirmed.add(generation);
+  if (generation !== undefined) confirmed.add(generation);
   const [oldest] = confirmed;
   if (confirmed.size > MAX_CONFIRMED && oldest !== undefined) confirmed.delete(oldest);
 }
 
 /**
- * Rejects with the signal's reason as soon as it aborts. A result that arrives after that is given
- * to `unwanted`.
+ * Rejects as soon as the signal aborts; `unwanted` gets a later result.
  * @throws The errors of `work`; the signal's reason.
  */
 function whileNotAborted<T>(
@@ -507,10 +471,7 @@ function whileNotAborted<T>(
   });
 }
 
-/**
- * Addresses that are remembered at most: requests name addresses, so their number is not bounded by
- * the peers that exist.
- */
+/** Requests may name any number of addresses. */
 const MAX_FAILURES = 4096;
 const MAX_BACKOFF_MS = 60_000;
 
@@ -518,14 +479,12 @@ interface Failure {
   readonly delayMs: number;
   readonly untilMs: number;
   readonly error: KvError;
-  /** The process that the request named; undefined where it named none. */
   readonly incarnation: string | undefined;
 }
 
 /**
- * Limits how often an unreachable peer is tried: after 1 s, then after twice the previous delay, up
- * to 60 s (vLLM 0.33). A request that names another process than the one that was not reached is
- * tried at once: it says that the peer was started again.
+ * Retries an unreachable peer after 1 s, doubling up to 60 s (vLLM 0.33). A request that names
+ * another process tries at once: the peer has restarted.
  */
 class PeerBackoff {
   readonly #clock: Clock;
@@ -535,34 +494,33 @@ class PeerBackoff {
     this.#clock = clock;
   }
 
-  /**
-   * @throws `KV_HANDSHAKE_BACKED_OFF`, with the last failure as its cause, while the peer's delay
-   * runs.
-   */
-  check(address: EngineAddress, incarnation?: string): void {
+  /** @throws `KV_HANDSHAKE_BACKED_OFF`, with the last failure as its cause. */
+  check(address: NamedEngine): void {
     const failure = this.#failures.get(engineKey(address));
     if (failure === undefined) return;
+    const incarnation = address.lease?.incarnation;
     if (incarnation !== undefined && incarnation !== failure.incarnation) return;
-    const leftMs = failure.untilMs - this.#clock.now();
+    const { untilMs, delayMs, error: cause } = failure;
+    const leftMs = untilMs - this.#clock.now();
     if (leftMs <= 0) return;
     const peer = describeEngine(address);
     throw new KvError(
       "KV_HANDSHAKE_BACKED_OFF",
-      `${peer} is not tried again for ${Math.ceil(leftMs)} ms, after: ${failure.error.message}`,
-      { cause: failure.error, details: { peer, leftMs, delayMs: failure.delayMs } },
+      `${peer} is not tried again for ${Math.ceil(leftMs)} ms, after: ${cause.message}`,
+      { cause, details: { peer, leftMs, delayMs } },
     );
   }
 
-  failed(address: EngineAddress, error: KvError, incarnation?: string): void {
+  failed(address: NamedEngine, error: KvError): void {
     const nowMs = this.#clock.now();
-    // A peer that was not requested for the longest delay starts at the first delay again. This
-    // limits the table without a timer.
+    // Peers not asked for within the longest delay. This limits the table without a timer.
     for (const [key, { untilMs }] of this.#failures)
       if (nowMs - untilMs > MAX_BACKOFF_MS) this.#failures.delete(key);
     const key = engineKey(address);
     const before = this.#failures.get(key);
     const delayMs = before === undefined ? 1000 : Math.min(before.delayMs * 2, MAX_BACKOFF_MS);
     this.#failures.delete(key);
+    const incarnation = address.lease?.incarnation;
     this.#failures.set(key, { delayMs, untilMs: nowMs + delayMs, error, incarnation });
     const [oldest] = this.#failures.keys();
     if (this.#failures.size > MAX_FAILURES && oldest !== undefined) this.#failures.delete(oldest);
@@ -571,4 +529,52 @@ class PeerBackoff {
   succeeded(address: EngineAddress): void {
     this.#failures.delete(engineKey(address));
   }
+}
+
+const PEER_LOST: readonly string[] = [
+  "KV_PEER_DISCONNECTED",
+  "KV_AGENT_UNKNOWN_REMOTE",
+  "KV_TRANSFER_FAILED",
+  "KV_TRANSFER_TIMEOUT",
+  "KV_NOTIFICATION_FAILED",
+];
+
+function isPeerLost(error: KvError): boolean {
+  return PEER_LOST.includes(error.code);
+}
+
+function staleProcess(
+  { engineId, requestId, host, port }: EngineRequest,
+  role: "prefill" | "decode",
+): KvError {
+  const another = `another process answers at ${host}:${port}`;
+  if (role === "decode") {
+    return new KvError(
+      "KV_GENERATION_STALE",
+      `the process of engine ${engineId} that registered request ${requestId} has gone; ${another}`,
+    );
+  }
+  return new KvError(
+    "KV_GENERATION_STALE",
+    `request ${requestId} was computed by a process of engine ${engineId} that is gone; ${another}`,
+    {
+      hint: "send the prompt to a prefill worker again",
+      details: { engineId, requestId, host, port },
+    },
+  );
+}
+
+function unknownRegistration(
+  address: EngineAddress,
+  engine: Pick<OpenEngine, "registrationGeneration">,
+): KvError {
+  const [named, found] = [address.registrationGeneration, engine.registrationGeneration];
+  return new KvError(
+    "KV_GENERATION_STALE",
+    `kv_transfer_params name registration ${named} of the KV cache of ${describeEngine(address)}, which has registered it ${found} times`,
+    {
+      hint: "pass the kv_transfer_params of the prefill answer on unchanged",
+      details: { named, found },
+    },
+  );
 }

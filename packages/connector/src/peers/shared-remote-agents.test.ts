@@ -1,6 +1,6 @@
 import type { Agent } from "@kv/interface";
 import { expect, test } from "vitest";
-import { SharedRemoteAgents } from "./shared-agent-state.js";
+import { SharedRemoteAgents } from "./remote-engine.js";
 
 /**
  * A transport's agent that binds a name to the metadata that came last. The name is the first

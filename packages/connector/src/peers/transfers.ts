@@ -1,8 +1,10 @@
 import type {
   Agent,
+  Clock,
   Metrics,
+  Span,
+  SpanOptions,
   Tracer,
-  Transfer,
   TransferRequest,
   TransferResult,
 } from "@kv/interface";
@@ -16,17 +18,13 @@ const COUNTERS = [
   METRICS.ignoredNotifications,
 ];
 
-/**
- * The counters and histograms of a connector's worker, under vLLM 0.33's names
- * (`v1/nixl/stats.py`).
- */
+/** A worker's metrics, under vLLM 0.33's names (`v1/nixl/stats.py`). */
 export class TransferMetrics {
   readonly #metrics: Metrics;
 
   constructor(metrics: Metrics) {
     this.#metrics = metrics;
-    // As in vLLM, counters are there from the start: without a first sample of 0, `increase()`
-    // misses their first event.
+    // As in vLLM: without a first sample of 0, `increase()` misses the first event.
     for (const name of COUNTERS) metrics.count(name, 0);
   }
 
@@ -49,15 +47,10 @@ export class TransferMetrics {
     this.#metrics.count(METRICS.failedNotifications);
   }
 
-  /** Counts a request whose lease ended before all its readers had completed. */
   leaseExpired(): void {
     this.#metrics.count(METRICS.expiredRequests);
   }
 
-  /**
-   * Counts a notification of a form or type that this version does not know: a newer peer may have
-   * more.
-   */
   notificationIgnored(): void {
     this.#metrics.count(METRICS.ignoredNotifications);
   }
@@ -67,26 +60,18 @@ export class TransferMetrics {
   }
 }
 
-/**
- * Turns the first failure of a request's transfers into the error of the request. `isStarted`: the
- * transfer had begun.
- */
+/** Turns the first failure into the request's error. `isStarted`: the transfer had begun. */
 export type TransferFailed = (error: unknown, isStarted: boolean) => unknown;
 
-/** The transfers of one request. */
 export interface RequestTransfers {
-  /**
-   * Starts a transfer, unless one has failed. Resolves when it touches memory no more; never
-   * rejects.
-   */
+  /** Does nothing after a failure. Resolves when memory is no longer touched; never rejects. */
   start(request: TransferRequest, failed?: TransferFailed): Promise<void>;
   fail(error: unknown): void;
   readonly hasFailed: boolean;
 }
 
 /**
- * Runs the transfers that `run` starts for one request. One that fails makes the others useless:
- * they are aborted, and still waited for. Resolves when none of them touches memory any more.
+ * Runs a request's transfers. A failure aborts the others; settles when none touches memory.
  * @throws The first failure.
  */
 export async function transferAll(
@@ -120,18 +105,33 @@ export async function transferAll(
         failure ??= { error: failed(error, isStarted) };
         abort.abort(error);
       };
+      const span = tracer?.start(request.operation === "READ" ? "kv.read" : "kv.write", {
+        parent,
+        attributes: { "kv.backend": agent.backends[0], "kv.remote_agent": request.remote.remote },
+      });
       try {
-        const { done, released } = transferTraced(
-          agent,
-          { ...request, signal: abort.signal },
-          { tracer, parent },
-        );
+        const { done, released } = agent.transfer({ ...request, signal: abort.signal });
         const ended = done.then(
-          (result) => metrics.transferred(result),
-          (error: unknown) => fail(error, true),
+          (result) => {
+            metrics.transferred(result);
+            span?.set({
+              "kv.bytes": result.lengthBytes,
+              "kv.descriptors": result.descriptorCount,
+              "kv.merged_descriptors": result.mergedCount,
+              "kv.prepare_ms": result.prepareMs,
+              "kv.post_ms": result.postMs,
+              "kv.transfer_ms": result.transferMs,
+            });
+            span?.end();
+          },
+          (error: unknown) => {
+            span?.end(error);
+            fail(error, true);
+          },
         );
         await Promise.all([ended, released]);
       } catch (error) {
+        span?.end(error);
         fail(error, false);
       }
     },
@@ -140,39 +140,66 @@ export async function transferAll(
   if (failure !== undefined) throw (failure as { readonly error: unknown }).error;
 }
 
-/**
- * As `agent.transfer`, with a span `kv.read` or `kv.write` from the start to the last byte: its
- * bytes, descriptors, the agent's first backend and the times that the transport measured.
- */
-function transferTraced(
-  agent: Pick<Agent, "transfer" | "backends">,
-  request: TransferRequest,
-  { tracer, parent }: { readonly tracer?: Tracer | undefined; readonly parent: string | undefined },
-): Transfer {
-  const span = tracer?.start(request.operation === "READ" ? "kv.read" : "kv.write", {
-    parent,
-    attributes: { "kv.backend": agent.backends[0], "kv.remote_agent": request.remote.remote },
+/** Background work that only closing waits for. */
+export class TaskTracker {
+  readonly #tasks = new Set<Promise<unknown>>();
+
+  /** `work` must never reject. */
+  track(work: Promise<unknown>): void {
+    const tracked = work.finally(() => this.#tasks.delete(tracked));
+    this.#tasks.add(tracked);
+  }
+
+  get size(): number {
+    return this.#tasks.size;
+  }
+
+  /** Waits for tasks that are added meanwhile, too. */
+  async idle(): Promise<void> {
+    while (this.#tasks.size > 0) await Promise.all(this.#tasks);
+  }
+}
+
+/** A transfer may hang on a dead peer; closing the agent ends it. */
+export const CLOSE_GRACE_MS = 10_000;
+
+/** False when `CLOSE_GRACE_MS` ran out. */
+export async function idleWithinGrace(
+  clock: Clock,
+  parts: readonly Pick<TaskTracker, "size" | "idle">[],
+): Promise<boolean> {
+  let isLate = false;
+  let stop = () => {};
+  const grace = new Promise<void>((resolve) => {
+    stop = resolve;
   });
-  if (span === undefined) return agent.transfer(request);
+  const timer = clock.setTimer(() => {
+    isLate = true;
+    stop();
+  }, CLOSE_GRACE_MS);
+  while (!isLate && parts.some(({ size }) => size > 0))
+    await Promise.race([Promise.all(parts.map((part) => part.idle())), grace]);
+  timer.cancel();
+  return !isLate;
+}
+
+/** The span ends with `work` or with its promise. */
+export function traced<T>(
+  tracer: Tracer | undefined,
+  name: string,
+  options: SpanOptions,
+  work: (span: Span | undefined) => T,
+): T {
+  const span = tracer?.start(name, options);
+  if (span === undefined) return work(undefined);
+  const failed = (error: unknown) => span.end(error);
   try {
-    const transfer = agent.transfer(request);
-    transfer.done.then(
-      ({ lengthBytes, descriptorCount, mergedCount, prepareMs, postMs, transferMs }) => {
-        span.set({
-          "kv.bytes": lengthBytes,
-          "kv.descriptors": descriptorCount,
-          "kv.merged_descriptors": mergedCount,
-          "kv.prepare_ms": prepareMs,
-          "kv.post_ms": postMs,
-          "kv.transfer_ms": transferMs,
-        });
-        span.end();
-      },
-      (error: unknown) => span.end(error),
-    );
-    return transfer;
+    const result = work(span);
+    if (result instanceof Promise) result.then(() => span.end(), failed);
+    else span.end();
+    return result;
   } catch (error) {
-    span.end(error);
+    failed(error);
     throw error;
   }
 }

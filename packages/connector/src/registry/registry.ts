@@ -1,9 +1,11 @@
+import { isAbsolute, resolve as resolvePath } from "node:path";
+import { pathToFileURL } from "node:url";
 import { type ConnectorModule, KvError, type KvTransferConfig } from "@kv/interface";
-import { connectorIn, importFrom } from "./load-connector.js";
+import { resolve } from "import-meta-resolve";
 
 /**
- * Loads a connector at its first use, usually `() => import("my-connector")`. The `ConnectorModule`
- * is what it resolves to, that value's export with the connector's name, or its default export.
+ * Loads a connector at first use, usually `() => import("my-connector")`. The result is a
+ * `ConnectorModule`, or exports one under the connector's name or as default.
  */
 export type ConnectorLoader = () => Promise<unknown>;
 
@@ -12,37 +14,29 @@ export type ConnectorChoice = Pick<KvTransferConfig, "connector" | "modulePath">
 
 /** Connectors by name. */
 export interface ConnectorRegistry {
-  /**
-   * Registers a connector by name.
-   * @throws `KV_CONNECTOR_DUPLICATE`.
-   */
+  /** @throws `KV_CONNECTOR_DUPLICATE`. */
   register(name: string, loader: ConnectorLoader): void;
   /**
-   * The connector that the configuration selects: by `kv_connector_module_path` where it is set, as
-   * in vLLM, otherwise by name.
+   * Selects by `kv_connector_module_path` where set, as vLLM does, otherwise by name.
    * @throws `KV_CONNECTOR_UNKNOWN` with the names that are known, `KV_CONNECTOR_LOAD_FAILED` with
    * the cause.
    */
   resolve(config: ConnectorChoice): Promise<ConnectorModule>;
-  /** The registered names, in order of registration. */
   names(): readonly string[];
 }
 
 /** Options of `connectorRegistry`. */
 export interface ConnectorRegistryOptions {
   /**
-   * Base directory for packages and relative paths of `kv_connector_module_path`. @default the
-   * working directory
+   * Base of packages and relative paths in `kv_connector_module_path`. @default the working
+   * directory
    */
   readonly directory?: string | undefined;
   /** Imports a module path. @default `import` from `directory` */
   readonly importModule?: ((specifier: string) => Promise<unknown>) | undefined;
 }
 
-/**
- * Creates an empty registry, for programs that do not use the registry of the process. Throws
- * nothing.
- */
+/** Creates an empty registry, separate from the process's. Throws nothing. */
 export function connectorRegistry(options: ConnectorRegistryOptions = {}): ConnectorRegistry {
   const directory = () => options.directory ?? process.cwd();
   const importModule =
@@ -103,7 +97,6 @@ export function connectorRegistry(options: ConnectorRegistryOptions = {}): Conne
   };
 }
 
-/** The registry of this process, for programs that need only one. */
 const shared = connectorRegistry();
 
 /**
@@ -121,3 +114,50 @@ export function registerConnector(name: string, loader: ConnectorLoader): void {
 export function resolveConnector(config: ConnectorChoice): Promise<ConnectorModule> {
   return shared.resolve(config);
 }
+
+/**
+ * Imports as code in `directory` would: `import()` here would not find an application's packages.
+ * Accepts absolute paths on every system.
+ * @throws The errors of resolving and importing.
+ */
+export async function importFrom(specifier: string, directory: string): Promise<unknown> {
+  if (isAbsolute(specifier)) return import(pathToFileURL(specifier).href);
+  const parent = pathToFileURL(resolvePath(directory, "noname.js")).href;
+  return import(resolve(specifier, parent));
+}
+
+const MEMBERS = ["name", "createScheduler", "createWorker"] as const;
+
+/**
+ * Looks for the connector's name, the default export, then the module itself.
+ * @throws `KV_CONNECTOR_LOAD_FAILED` naming the exports, and what the nearest one lacks.
+ */
+function connectorIn(loaded: unknown, name: string, from: string): ConnectorModule {
+  const exported = isObject(loaded) ? loaded : {};
+  const candidates = [exported[name], exported["default"], loaded];
+  const found = candidates.find((candidate) => missing(candidate).length === 0);
+  if (found !== undefined) return found as ConnectorModule;
+  const nearest = candidates
+    .filter(isObject)
+    .find((candidate) => missing(candidate).length < MEMBERS.length);
+  const lacking =
+    nearest === undefined ? "" : `; the nearest one lacks ${missing(nearest).join(", ")}`;
+  throw new KvError(
+    "KV_CONNECTOR_LOAD_FAILED",
+    `${from} exports no connector, neither as ${name} nor by default${lacking}`,
+    {
+      hint: "export an object with name, createScheduler and createWorker (ConnectorModule of @kv/interface)",
+      details: { exports: Object.keys(exported) },
+    },
+  );
+}
+
+function missing(candidate: unknown): readonly string[] {
+  if (!isObject(candidate)) return MEMBERS;
+  return MEMBERS.filter(
+    (member) => typeof candidate[member] !== (member === "name" ? "string" : "function"),
+  );
+}
+
+const isObject = (value: unknown): value is Record<string, unknown> =>
+  typeof value === "object" && value !== null;

@@ -1,7 +1,17 @@
 import { hash } from "node:crypto";
-import { type Clock, KvError } from "@kv/interface";
-import { isWireSafeRequestId, newCapability } from "@kv/protocol";
-import type { RemoteRequest } from "./remote-request.js";
+import { type BlockIds, type Clock, KvError, type KvTransferParams } from "@kv/interface";
+import type { RankGeometry } from "@kv/plan";
+import {
+  blocksDigest,
+  isWireSafeRequestId,
+  newCapability,
+  type PromptPrefix,
+  parseTransferParams,
+  type RemoteLease,
+  type RemotePrefillParams,
+  type TransferMode,
+} from "@kv/protocol";
+import { handshakeSourceRanks, handshakeTargetRanks } from "@kv/topology";
 
 interface Entry<Key, Value> {
   readonly key: Key;
@@ -10,16 +20,12 @@ interface Entry<Key, Value> {
   newer: Entry<Key, Value> | undefined;
 }
 
-/**
- * A map that finds its oldest entry at once. In a `Map` from which the oldest entries leave, the
- * first step of an iteration passes all holes that they left.
- */
+/** A map that finds its oldest entry at once; a `Map`'s iteration first passes deleted entries. */
 export class OldestFirst<Key, Value> {
   readonly #entries = new Map<Key, Entry<Key, Value>>();
   #oldest: Entry<Key, Value> | undefined;
   #newest: Entry<Key, Value> | undefined;
 
-  /** Adds an entry as the newest one. An entry with this key is replaced. */
   set(key: Key, value: Value): void {
     this.delete(key);
     const entry: Entry<Key, Value> = { key, value, older: this.#newest, newer: undefined };
@@ -29,7 +35,6 @@ export class OldestFirst<Key, Value> {
     this.#entries.set(key, entry);
   }
 
-  /** The value of a key; undefined when there is none. */
   get(key: Key): Value | undefined {
     return this.#entries.get(key)?.value;
   }
@@ -46,8 +51,7 @@ export class OldestFirst<Key, Value> {
     else older.newer = newer;
     if (newer === undefined) this.#newest = older;
     else newer.older = older;
-    // In V8's old generation it would keep its neighbours, which keep theirs, until the next full
-    // collection.
+    // An old-generation entry would keep its neighbours until V8's next full collection.
     entry.older = entry.newer = undefined;
     return this.#entries.delete(key);
   }
@@ -67,10 +71,7 @@ export class OldestFirst<Key, Value> {
   }
 }
 
-/**
- * A set of keys that expire, bounded in time and in number. It recognises messages that arrive late
- * or twice.
- */
+/** Keys that expire, bounded in time and number. Recognises messages that come late or twice. */
 export class ExpiringSet {
   readonly #options: {
     readonly clock: Clock;
@@ -79,9 +80,7 @@ export class ExpiringSet {
   };
   readonly #addedAtMs = new OldestFirst<string, number>();
 
-  /**
-   * A key stays for `ttlMs` after it was last added. Beyond `maxSize` keys, the oldest leave first.
-   */
+  /** Keys stay for `ttlMs` after their last `add`. Beyond `maxSize`, the oldest leave first. */
   constructor(options: {
     readonly clock: Clock;
     readonly ttlMs: number;
@@ -90,7 +89,6 @@ export class ExpiringSet {
     this.#options = options;
   }
 
-  /** Adds a key, or renews it, and removes the keys that have expired or are too many. */
   add(key: string): void {
     this.#addedAtMs.set(key, this.#options.clock.now());
     for (let { oldest } = this.#addedAtMs; oldest !== undefined; { oldest } = this.#addedAtMs) {
@@ -99,7 +97,7 @@ export class ExpiringSet {
     }
   }
 
-  /** True if the key was added less than `ttlMs` ago and was not removed to make room. */
+  /** False for a key removed to make room. */
   has(key: string): boolean {
     const atMs = this.#addedAtMs.get(key);
     return atMs !== undefined && this.#isLive(atMs);
@@ -114,30 +112,24 @@ export class ExpiringSet {
   }
 }
 
-/** One use of a request's blocks. */
 export interface Generation {
   readonly requestId: string;
   /**
-   * The id of the request in notifications and heartbeats. The engine's own id, as in vLLM, unless
-   * that id was used recently (a notification for the earlier use may still arrive), is too long,
-   * or would be misparsed (see `isWireSafeRequestId`).
+   * The id in notifications and heartbeats: the engine's, as in vLLM, unless it is too long, would
+   * be misparsed, or may still get notifications of an earlier use.
    */
   readonly wireId: string;
   readonly generation: number;
-  /** Only those who are told it may act on the request, see `newCapability`. */
+  /** Proves that a peer may act on the request. */
   readonly capability: string;
 }
 
-/**
- * Longer ids would make a heartbeat of a few hundred requests too long for one notification. vLLM's
- * have about 60 characters.
- */
+/** Keeps heartbeats of a few hundred requests short. vLLM's ids have about 60 characters. */
 const MAX_WIRE_ID_LENGTH = 160;
 
 /**
- * Distinguishes one use of a request's blocks from the next. A generation begins when blocks are
- * kept for a peer and ends when they go back to the engine. A reference to an ended generation is
- * stale: the blocks may hold another request's KV.
+ * Numbers the uses of a request's blocks. A use lasts until the blocks return to the engine;
+ * afterwards they may hold another request's KV, so its references are stale.
  */
 export class Generations {
   readonly #clock: Clock;
@@ -147,7 +139,7 @@ export class Generations {
   readonly #endedAtMs = new OldestFirst<string, number>();
   #last = 0;
 
-  /** `rememberMs`: how long an ended id is remembered; notifications under way arrive within it. */
+  /** `rememberMs`: must outlast notifications under way. */
   constructor({
     clock,
     rememberMs = 600_000,
@@ -176,7 +168,6 @@ export class Generations {
     return generation;
   }
 
-  /** Ends the request's generation. Its number is never used again. */
   end(requestId: string): void {
     const current = this.#byRequestId.get(requestId);
     if (current === undefined) return;
@@ -230,27 +221,29 @@ interface ReferencesOptions {
   /** How long a released reference is refused, in ms: at least P's lease. */
   readonly rememberMs: number;
   readonly maxReaders: number;
-  /** References in use and released ones together. @default 262,144 */
+  /** Counts references in use and released ones. @default 262,144 */
   readonly maxReferences?: number | undefined;
 }
 
-/** A reference and the requests of this engine that read it. */
 export interface RemoteReference {
   readonly key: string;
+  /** The blocks under any name; undefined where the name itself is proven. */
+  readonly content: string | undefined;
   readonly registrationGeneration: number;
   readers: number;
   releasedAtMs: number;
 }
 
 /**
- * The references to blocks at P's, each with its readers at this engine. A vLLM P frees the blocks
- * with the first notification of this engine, and one of `@kv` too, so P is notified when the last
- * reader is done. From then on the reference is refused: P may have given the blocks to another
- * request, and a READ of them succeeds all the same (vllm-project/vllm#52234, #43509).
+ * References to P's blocks with their readers here. P frees the blocks at the first notification,
+ * so only the last reader sends one. Then the reference is refused: a READ of reused blocks still
+ * succeeds (vllm-project/vllm#52234, #43509).
  */
 export class RemoteReferences {
   readonly #options: ReferencesOptions;
   readonly #inUse = new Map<string, RemoteReference>();
+  /** Of references in use and released. */
+  readonly #byContent = new Map<string, RemoteReference>();
   readonly #released = new OldestFirst<string, RemoteReference>();
 
   constructor(options: ReferencesOptions) {
@@ -258,19 +251,23 @@ export class RemoteReferences {
   }
 
   /**
-   * Adds a reader of a reference, and returns what `remove` takes.
-   * @throws `KV_REFERENCE_USED` for one that this engine has released, or that has as many readers
-   * as it may have; `KV_REFERENCES_FULL` for a new one when there is no room to remember it.
+   * Adds a reader of a reference.
+   * @throws `KV_REFERENCE_USED` if released here or at its limit of readers; `KV_REFERENCES_FULL`.
    */
   add(remote: RemoteRequest): RemoteReference {
     this.#forgetOld();
     const key = keyOf(remote);
     const { maxReaders, maxReferences = 262_144 } = this.#options;
+    const content = contentOf(remote);
+    const same = content === undefined ? undefined : this.#byContent.get(content);
+    const isNamed = same?.key === key && isSameRegistration(same, remote) && same.readers > 0;
+    if (same !== undefined && !isNamed)
+      throw usedError(remote, `has them from request ${remote.requestId} or another name of it`);
     const released = this.#released.get(key);
     if (released !== undefined) {
       if (isSameRegistration(released, remote)) throw usedError(remote, "has released them");
-      // P has registered its cache again since then, so the id names another use of its blocks.
-      this.#released.delete(key);
+      // P's new registration gives the id new blocks.
+      this.#forgetReleased(released);
     }
     const known = this.#inUse.get(key);
     if (known !== undefined && isSameRegistration(known, remote)) {
@@ -282,18 +279,16 @@ export class RemoteReferences {
     if (this.#inUse.size + this.#released.size >= maxReferences)
       throw fullError(remote, maxReferences);
     const { registrationGeneration = 0 } = remote;
-    const reference = { key, registrationGeneration, readers: 1, releasedAtMs: 0 };
+    const reference = { key, content, registrationGeneration, readers: 1, releasedAtMs: 0 };
     this.#inUse.set(key, reference);
+    if (content !== undefined) this.#byContent.set(content, reference);
     return reference;
   }
 
-  /**
-   * Removes a reader. Returns true for the last one: P is to be notified, and the reference is
-   * refused from now on.
-   */
+  /** True for the last reader: P is to be notified, and the reference is refused from now on. */
   remove(reference: RemoteReference): boolean {
     const { key } = reference;
-    // A later registration of P's cache has replaced it: there is nobody to notify.
+    // P registered its cache again: nobody is to be notified.
     if (this.#inUse.get(key) !== reference) return false;
     reference.readers -= 1;
     if (reference.readers > 0) return false;
@@ -305,21 +300,36 @@ export class RemoteReferences {
 
   clear(): void {
     this.#inUse.clear();
+    this.#byContent.clear();
     this.#released.clear();
+  }
+
+  #forgetReleased({ key, content = "" }: RemoteReference): void {
+    this.#released.delete(key);
+    if (this.#byContent.get(content)?.key === key) this.#byContent.delete(content);
   }
 
   #forgetOld(): void {
     const horizonMs = this.#options.clock.now() - this.#options.rememberMs;
     for (let { oldest } = this.#released; oldest !== undefined; { oldest } = this.#released) {
       if (oldest.value.releasedAtMs > horizonMs) break;
-      this.#released.delete(oldest.key);
+      this.#forgetReleased(oldest.value);
     }
   }
 }
 
 /**
- * Names one use of a request's blocks; short also where the ids are long. Another address of the
- * same engine is the same reference. A transfer id counts only where P has not named blocks yet.
+ * A vLLM P proves no name. It gives each request its own end of the lease, so its blocks with that
+ * end are one request's.
+ */
+function contentOf({ engineId, lease, blocks, expirySeconds }: RemoteRequest): string | undefined {
+  if (lease !== undefined || blocks === undefined || expirySeconds === undefined) return undefined;
+  return hash("sha256", JSON.stringify([engineId, blocks, expirySeconds]), "base64");
+}
+
+/**
+ * Names one use of a request's blocks, at any address. A transfer id counts only before P names
+ * blocks.
  */
 function keyOf({ engineId, requestId, lease, blocks, transferId }: RemoteRequest): string {
   const { incarnation, generation, capability } = lease ?? {};
@@ -331,10 +341,7 @@ function keyOf({ engineId, requestId, lease, blocks, transferId }: RemoteRequest
   );
 }
 
-/**
- * A vLLM P counts how often it has registered its cache; parameters without the number (0) may be
- * of any registration.
- */
+/** 0, for parameters without the number, matches any registration. */
 function isSameRegistration(
   { registrationGeneration: known }: Pick<RemoteReference, "registrationGeneration">,
   { registrationGeneration: given = 0 }: RemoteRequest,
@@ -362,4 +369,241 @@ function fullError({ engineId, requestId }: RemoteRequest, maxReferences: number
       details: { maxReferences },
     },
   );
+}
+
+/** The side-channel address and parallel sizes of an engine, as plain data. */
+export interface EngineAddress {
+  readonly engineId: string;
+  readonly host: string;
+  readonly port: number;
+  readonly tpSize: number;
+  readonly dcpSize: number;
+  readonly ppSize: number;
+  /**
+   * Counts registrations of the KV cache. A higher number makes D repeat the handshake.
+   * @default 0
+   */
+  readonly registrationGeneration?: number | undefined;
+}
+
+/** Includes all that a request claims, so that wrong values get an entry of their own. */
+export function engineKey({
+  engineId,
+  host,
+  port,
+  tpSize,
+  dcpSize,
+  ppSize,
+}: EngineAddress): string {
+  return JSON.stringify([engineId, host, port, tpSize, dcpSize, ppSize]);
+}
+
+export function addressOf({
+  engineId,
+  host,
+  port,
+  tpSize,
+  dcpSize,
+  ppSize,
+}: EngineAddress): EngineAddress {
+  return { engineId, host, port, tpSize, dcpSize, ppSize };
+}
+
+export function describeEngine({ engineId, host, port }: EngineAddress): string {
+  return `engine ${engineId} at ${host}:${port}`;
+}
+
+export type RankKey = `pp${number}tp${number}`;
+
+/** The key of a rank. The pipeline rank defaults to 0. */
+export function rankKey({
+  ppRank = 0,
+  tpRank,
+}: {
+  ppRank?: number | undefined;
+  tpRank: number;
+}): RankKey {
+  return `pp${ppRank}tp${tpRank}`;
+}
+
+/** A request at P, as `kv_transfer_params` name it. */
+export interface RemoteRequest extends EngineAddress {
+  readonly requestId: string;
+  /** `transfer_id`, the front end's name of the prompt. */
+  readonly transferId?: string | undefined;
+  /** P's process and the use of its blocks; undefined for vLLM. */
+  readonly lease?: RemoteLease | undefined;
+  readonly traceparent?: string | undefined;
+  /** See `blocksDigest`. */
+  readonly blocks?: string | undefined;
+  /** End of the lease on P's clock, in s. Not from every P. */
+  readonly expirySeconds?: number | undefined;
+  /** The fetched prompt; undefined where D's engine does not know its tokens. */
+  readonly prompt?: PromptPrefix | undefined;
+}
+
+export interface HeartbeatRequest {
+  readonly requestId: string;
+  readonly capability?: string | undefined;
+}
+
+/** An id may come with several capabilities, one of them right. */
+export function heartbeatKey({ requestId, capability = "" }: HeartbeatRequest): string {
+  return `${capability} ${requestId}`;
+}
+
+export function heartbeatRequest({ requestId, lease }: RemoteRequest): HeartbeatRequest {
+  const capability = lease?.capability;
+  return capability === undefined ? { requestId } : { requestId, capability };
+}
+
+/** Plain data has no undefined members. */
+export function traceMember(traceparent: string | undefined): { readonly traceparent?: string } {
+  return traceparent === undefined ? {} : { traceparent };
+}
+
+/**
+ * Reads a request's P and the other `kv_transfer_params`. A block holds at least one token, so
+ * `numPromptTokens` limits the block ids.
+ * @throws `KV_REQUEST_INVALID`, naming the key and its value.
+ */
+export function readRemoteRequest(
+  params: KvTransferParams,
+  mode: TransferMode,
+  numPromptTokens = Number.POSITIVE_INFINITY,
+): { readonly remote: RemoteRequest; readonly parsed: RemotePrefillParams } {
+  const parsed = parseTransferParams(params, mode);
+  if (parsed.kind !== "remote-prefill") {
+    throw new KvError("KV_REQUEST_INVALID", "kv_transfer_params do not ask for a remote prefill", {
+      hint: "pass the kv_transfer_params of the prefill answer on unchanged",
+    });
+  }
+  if (parsed.transferMode !== mode) {
+    throw new KvError(
+      "KV_REQUEST_INVALID",
+      `kv_transfer_params: transfer_mode is "${parsed.transferMode}", this connector is "${mode}"`,
+      { hint: "use the same connector on prefill and decode workers" },
+    );
+  }
+  requireSamePrompt(parsed.remoteNumTokens, numPromptTokens);
+  requireBlocks(parsed.remoteBlockIds, numPromptTokens);
+  const remote: RemoteRequest = {
+    engineId: parsed.remoteEngineId,
+    host: parsed.remoteHost,
+    port: parsed.remotePort,
+    tpSize: parsed.tpSize,
+    dcpSize: parsed.dcpSize,
+    ppSize: parsed.ppSize,
+    registrationGeneration:
+      parsed.lease?.registrationGeneration ?? parsed.remoteRegistrationGeneration,
+    requestId: parsed.remoteRequestId,
+    ...(parsed.transferId === undefined ? {} : { transferId: parsed.transferId }),
+    lease: parsed.lease,
+    ...traceMember(parsed.lease?.traceparent),
+    ...(parsed.remoteBlockIds.length === 0
+      ? {}
+      : { blocks: blocksDigest(parsed.remoteBlockIds, parsed.remoteNumTokens) }),
+    ...(parsed.remoteBlocksExpiryTime === undefined
+      ? {}
+      : { expirySeconds: parsed.remoteBlocksExpiryTime }),
+  };
+  return { remote, parsed };
+}
+
+/**
+ * A source with more tokens than the reader's prompt has another prompt. vLLM then answers from the
+ * KV of other tokens.
+ * @throws `KV_REQUEST_INVALID`.
+ */
+function requireSamePrompt(remoteNumTokens: number | undefined, numPromptTokens: number): void {
+  if (remoteNumTokens === undefined || remoteNumTokens <= numPromptTokens) return;
+  throw new KvError(
+    "KV_REQUEST_INVALID",
+    `kv_transfer_params: remote_num_tokens is ${remoteNumTokens}, and the prompt has ${numPromptTokens} tokens: the KV is that of another prompt`,
+    {
+      hint: "send a decode worker the prompt of the prefill request, or the prefill answer's prompt_token_ids; send a prefill worker the decode answer's parameters only with a prompt that goes on from its tokens",
+      details: { key: "remote_num_tokens", remoteNumTokens, numPromptTokens },
+    },
+  );
+}
+
+/** vLLM's null block, which fills the places outside a sliding window. */
+const NULL_BLOCK = 0;
+
+/** @throws `KV_REQUEST_INVALID` for more blocks than tokens, or a block twice in a group. */
+function requireBlocks(blockIds: BlockIds, numPromptTokens: number): void {
+  for (const [group, ids] of blockIds.entries()) {
+    if (ids.length > numPromptTokens) {
+      throw invalidBlocks(
+        group,
+        `${ids.length} ids, the prompt has ${numPromptTokens} tokens and needs fewer blocks`,
+      );
+    }
+    const seen = new Set<number>();
+    for (const id of ids) {
+      if (seen.has(id) && id !== NULL_BLOCK) throw invalidBlocks(group, `block ${id} twice`);
+      seen.add(id);
+    }
+  }
+}
+
+function invalidBlocks(group: number, what: string): KvError {
+  return new KvError(
+    "KV_REQUEST_INVALID",
+    `kv_transfer_params: remote_block_ids[${group}] has ${what}`,
+    {
+      hint: "pass the kv_transfer_params of the prefill answer on unchanged",
+      details: { key: "remote_block_ids", group },
+    },
+  );
+}
+
+/** Finds the P to notify of refused parameters, if their address is valid. */
+export function addressToNotify(
+  params: KvTransferParams,
+  mode: TransferMode,
+): RemoteRequest | undefined {
+  const { remote_block_ids: blockIds } = params;
+  const addressOnly = {
+    ...params,
+    // A reference with blocks has no transfer id, as in `keyOf`.
+    ...(Array.isArray(blockIds) && blockIds.length > 0 ? { transfer_id: null } : {}),
+    do_remote_prefill: true,
+    do_remote_decode: false,
+    remote_block_ids: [],
+    remote_num_tokens: null,
+    remote_blocks_expiry_time: null,
+  };
+  try {
+    return readRemoteRequest(addressOnly, mode).remote;
+  } catch {
+    return undefined;
+  }
+}
+
+interface AskedRanks {
+  readonly tpRanks: readonly number[];
+  readonly notifiers: number;
+  readonly refusal?: KvError;
+}
+
+/** The remote ranks that this rank deals with: all of them where the sizes do not fit. */
+export function ranksToAsk(
+  { tpRank, tpSize, dcpSize = 1 }: Pick<RankGeometry, "tpRank" | "tpSize" | "dcpSize">,
+  remote: Pick<EngineAddress, "tpSize"> & { readonly dcpSize?: number | undefined },
+  role: "prefill" | "decode",
+): AskedRanks {
+  const sizes = { tpSize, remoteTpSize: remote.tpSize, dcpSize, remoteDcpSize: remote.dcpSize };
+  const ranksOf = role === "prefill" ? handshakeTargetRanks : handshakeSourceRanks;
+  const allRanks = (size: number) => [...new Array(size).keys()];
+  try {
+    const tpRanks = ranksOf({ tpRank, ...sizes });
+    const notifiers = allRanks(tpSize).filter((rank) =>
+      ranksOf({ tpRank: rank, ...sizes }).includes(tpRanks[0] ?? 0),
+    );
+    return { tpRanks, notifiers: notifiers.length };
+  } catch (error) {
+    const refusal = KvError.from(error, "KV_TOPOLOGY_INVALID", "the sizes of two engines");
+    return { tpRanks: allRanks(remote.tpSize), notifiers: tpSize, refusal };
+  }
 }

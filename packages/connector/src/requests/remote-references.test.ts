@@ -1,7 +1,6 @@
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
-import { RemoteReferences } from "./references.js";
-import type { RemoteRequest } from "./remote-request.js";
+import { RemoteReferences, type RemoteRequest } from "./references.js";
 
 const REFERENCE: RemoteRequest = {
   engineId: "p",
@@ -40,6 +39,27 @@ test("the last of several readers releases, and a released reference is refused 
   expect(references.remove(second)).toBe(false);
   clock.advance(1);
   expect(code(() => references.add(REFERENCE))).toBe("ok");
+});
+
+test("H7: a vLLM P's blocks, in use or released, are refused under another name; another lease's are not", () => {
+  const { clock, references } = setUp({ maxReferences: 10 });
+  const plain = { ...REFERENCE, blocks: "b", expirySeconds: 77.25 };
+  const forged = [
+    { registrationGeneration: 4 },
+    { registrationGeneration: undefined, requestId: "cmpl-2" },
+    { requestId: "cmpl-2" },
+  ].map((change) => ({ ...plain, ...change }));
+  const reader = references.add(plain);
+  const outcomes = () => [plain, ...forged].map((each) => code(() => references.add(each)));
+  const used = "KV_REFERENCE_USED";
+  expect(outcomes()).toEqual(["ok", used, used, used]);
+  references.remove(reader);
+  references.remove(reader);
+  expect(outcomes()).toEqual([used, used, used, used]);
+  for (const [n, other] of [{ expirySeconds: 78 }, { blocks: "c" }, { engineId: "q" }].entries())
+    expect(code(() => references.add({ ...plain, ...other, requestId: `other-${n}` }))).toBe("ok");
+  clock.advance(1000);
+  expect(outcomes()).toEqual(["ok", used, used, used]);
 });
 
 test("a full list refuses new references, and forgets none early", () => {

@@ -1,84 +1,65 @@
 import type { BlockIds, StepMetadata } from "@kv/interface";
 import type { EncodedPrompt } from "@kv/protocol";
-import type { EngineAddress, HeartbeatRequest } from "./remote-request.js";
+import type { EngineAddress, HeartbeatRequest } from "./references.js";
 
-// All types here are plain data: the scheduler side and the workers may live in different
-// processes.
+// Plain data: the scheduler side and the workers may be different processes.
 
 /** A request that runs on P and may be handed to a D. */
 export interface SendableRequest {
-  /** The engine's id of the request. */
   readonly requestId: string;
-  /** The id that D's use in notifications. */
+  /** D's notifications name the request by it. */
   readonly wireId: string;
-  /** Which use of its blocks this is. */
   readonly generation: number;
   /**
-   * Who holds it may act on the request, see `newCapability`. Undefined where nothing but the id is
+   * Proves that a peer may act on the request, see `newCapability`. Undefined where only the id is
    * known.
    */
   readonly capability?: string | undefined;
-  /** All blocks of the request, per KV cache group. */
   readonly blockIds: BlockIds;
-  /** `transfer_id` of the request's parameters, by which push finds the registration first. */
+  /** `transfer_id`, by which push finds the registration. */
   readonly transferId?: string | undefined;
-  /** Parent of the workers' spans. */
   readonly traceparent?: string | undefined;
-  /**
-   * Prompt tokens whose KV the blocks will hold; set for a running request only with layerwise
-   * push.
-   */
+  /** Prompt tokens that the blocks will hold; for a running request only with layerwise push. */
   readonly numTokens?: number | undefined;
-  /** The blocks of those tokens, per group. A D gets these. */
+  /** A D gets these, per group. */
   readonly promptBlockIds?: BlockIds | undefined;
   /**
-   * What the blocks will hold, where the workers compare it with D's prompt (push); undefined where
-   * the engine does not know its tokens.
+   * Push workers compare it with D's prompt. Undefined where the engine does not know its tokens.
    */
   readonly prompt?: EncodedPrompt | undefined;
 }
 
-/** Orders P's workers to keep the blocks of a finished request for its readers. */
+/** Orders P's workers to keep a finished request's blocks. */
 export interface LeaseOrder extends SendableRequest {
   readonly numTokens: number;
   readonly promptBlockIds: BlockIds;
-  /** End of the lease on the scheduler's clock, in ms. */
+  /** On the scheduler's clock. */
   readonly expiresAtMs: number;
-  /** End of the lease when no heartbeat names the request, on the scheduler's clock, in ms. */
+  /** Without heartbeats, on the scheduler's clock. */
   readonly unattendedExpiresAtMs?: number | undefined;
 }
 
-/** Orders D's workers to begin or end extending the leases of requests at one engine. */
+/** Orders D's workers to begin or end heartbeats at one engine. */
 export interface HeartbeatChange extends EngineAddress {
-  /** Requests whose leases are extended from now on. */
   readonly begin: readonly HeartbeatRequest[];
-  /** Requests whose leases are no longer extended. */
   readonly end: readonly HeartbeatRequest[];
 }
 
-/** The orders of the scheduler side to every worker in one step. Connectors add their own. */
+/** What every worker gets in a step. Connectors add their own orders. */
 export interface ConnectorStepMetadata extends StepMetadata {
-  /**
-   * The scheduler's clock when the metadata was created, in ms. Workers use it to convert
-   * deadlines, because their clocks have other origins.
-   */
+  /** Workers convert deadlines with it. */
   readonly schedulerClockMs: number;
-  /** Identifies the scheduler's process. The side channel sends it to `@kv` peers. */
+  /** Identifies the scheduler's process to `@kv` peers. */
   readonly incarnation: string;
-  /**
-   * P: requests that run and may be handed to a D. A D may complete one before the step that grants
-   * its lease.
-   */
+  /** P: requests that run for a D. One may complete before its lease is granted. */
   readonly inBatch: readonly SendableRequest[];
-  /** P: engine ids of those requests that ended with nothing to send. */
+  /** P: engine ids of those that ended with nothing to send. */
   readonly notSent: readonly string[];
-  /** P: requests that finished, and whose blocks wait for readers. */
+  /** P: finished requests whose blocks wait for readers. */
   readonly leases: readonly LeaseOrder[];
   /**
-   * P: engine ids of requests whose blocks are kept and hold nothing any more. The worker reports
-   * them as sent. @default none
+   * P: engine ids of kept blocks that lost their KV. The worker reports them as sent. @default none
    */
   readonly lost?: readonly string[] | undefined;
-  /** D: which leases are extended from this step on, and which no longer; one entry per engine. */
   readonly heartbeats: readonly HeartbeatChange[];
 }

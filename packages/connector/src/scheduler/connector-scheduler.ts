@@ -7,6 +7,7 @@ import {
   type FinishReason,
   type KvCacheConfig,
   KvError,
+  type KvRole,
   type LoadFailurePolicy,
   type Log,
   type MatchedTokens,
@@ -17,7 +18,14 @@ import {
   type WorkerHandshakeMetadata,
   type WorkerOutput,
 } from "@kv/interface";
-import { namesReadback, readFirstToken, readTransferId, type TransferMode } from "@kv/protocol";
+import { cacheKind } from "@kv/plan";
+import {
+  namesReadback,
+  promptContent,
+  readFirstToken,
+  readTransferId,
+  type TransferMode,
+} from "@kv/protocol";
 import { connectorSettings, encryptedSideChannel } from "../config/connector-settings.js";
 import { prefillBackoff, ShortenedPrompts } from "../config/prefill-backoff.js";
 import { type TransferGroups, transferGroups } from "../config/transfer-groups.js";
@@ -26,19 +34,15 @@ import { type DecodeOrders, DecodeRequests, type PromptSource } from "./decode-r
 import { PrefillScheduler } from "./prefill-scheduler.js";
 
 /**
- * How long D refuses a reference that it has released. A vLLM 0.33 P does not say when its lease
- * ends (`remote_blocks_expiry_time` is null), so D takes a reference for fresh when it has
- * forgotten it.
+ * How long a released reference is refused. A vLLM 0.33 P does not announce the end of its lease.
  */
 const REMEMBER_MS = 600_000;
 
-/** A connector, as `ConnectorScheduler` needs it. */
 export interface ConnectorSchedulerOptions<Source extends PromptSource> {
   readonly name: string;
   readonly transferMode: TransferMode;
   /**
-   * Creates D's half. `address`: where peers shake hands with this engine, once the side channel is
-   * open; `KV_INTERNAL` before.
+   * `address`: where peers shake hands with this engine; throws `KV_INTERNAL` before it is open.
    */
   createDecodeOrders(
     options: SchedulerOptions,
@@ -47,9 +51,9 @@ export interface ConnectorSchedulerOptions<Source extends PromptSource> {
 }
 
 /**
- * The scheduler side of a connector. It has both halves: each request decides whether the engine is
- * its P (`do_remote_decode`) or its D (`do_remote_prefill`). With `bidirectional_kv_xfer` a request
- * may need both: D keeps the KV of a finished request, and P fetches it for the next turn.
+ * The scheduler side of a connector. A request makes the engine its P (`do_remote_decode`) or its D
+ * (`do_remote_prefill`), and with `bidirectional_kv_xfer` both: D keeps a finished request's KV,
+ * and P fetches it for the next turn.
  */
 export class ConnectorScheduler<Source extends PromptSource>
   implements SchedulerConnector, AsyncDisposable
@@ -58,20 +62,19 @@ export class ConnectorScheduler<Source extends PromptSource>
   readonly loadFailurePolicy: LoadFailurePolicy;
   readonly #clock: Clock;
   readonly #log: Log;
-  /** `bidirectional_kv_xfer`. */
   readonly #readsBack: boolean;
-  /** `seed_first_token`. */
   readonly #seedsFirstToken: boolean;
   readonly #incarnation: string;
   readonly #listener: EngineListener;
   readonly #prefill: PrefillScheduler;
   readonly #orders: DecodeOrders<Source, object>;
   readonly #decode: DecodeRequests<Source>;
-  /** Undefined where P computes whole prompts. */
   readonly #shortened: ShortenedPrompts | undefined;
-  /** Undefined where peers exchange all groups of the cache. */
   readonly #groups: TransferGroups | undefined;
-  /** Where peers shake hands; undefined until the side channel is open. */
+  readonly #role: KvRole;
+  #hasContradicted = false;
+  readonly #cache: KvCacheConfig;
+  readonly #dcpSize: number;
   #address: ListenerAddress | undefined;
   #step = 0;
 
@@ -81,6 +84,9 @@ export class ConnectorScheduler<Source extends PromptSource>
     const options = { ...given, cache: this.#groups?.config ?? given.cache };
     const { config, engine, cache, sideChannel } = options;
     const { dcpSize = 1 } = engine;
+    this.#role = config.role;
+    this.#cache = cache;
+    this.#dcpSize = dcpSize;
     requireContextParallel(engine, cache);
     const { clock, log, random } = ambient(options);
     const settings = connectorSettings(config);
@@ -132,7 +138,7 @@ export class ConnectorScheduler<Source extends PromptSource>
       dcpSize,
       incarnation: this.#incarnation,
       isLayerwise: settings.isLayerwise && connector.transferMode === "push",
-      // What P samples after a shortened prompt is a token of the prompt.
+      // After a shortened prompt, P samples a token of the prompt.
       seedsFirstToken: settings.seedsFirstToken && this.#shortened === undefined,
       address,
     });
@@ -171,7 +177,7 @@ export class ConnectorScheduler<Source extends PromptSource>
     if (given === undefined || kvTransferParams === undefined) return undefined;
     const numTokens = kvTransferParams["remote_num_tokens"];
     const isOfPrompt = numTokens === numPromptTokens && this.#shortened === undefined;
-    // A vLLM P does not say how it has sampled.
+    // A vLLM P does not send its sampling key.
     const isAlike = kvTransferParams["kv_peer"] == null || given.samplingKey === samplingKey;
     if (samplingKey !== undefined && isOfPrompt && isAlike) return given.token;
     const reason =
@@ -184,15 +190,23 @@ export class ConnectorScheduler<Source extends PromptSource>
     return undefined;
   }
 
-  matchedTokens(request: ConnectorRequest, numComputedTokens: number): MatchedTokens {
+  matchedTokens(
+    request: ConnectorRequest,
+    numComputedTokens: number,
+    computedTokens?: readonly number[],
+  ): MatchedTokens {
+    this.#sayContradiction(request);
     if (asks(request, "do_remote_decode")) {
       this.#shortened?.require(request);
       readTransferId(request.kvTransferParams);
     }
+    if (!this.#transfers(request)) return { tokens: 0, async: false };
+    requirePrompt(request);
     if (!this.#fetches(request)) return { tokens: 0, async: false };
     if (this.#seeds(request)) readFirstToken(request.kvTransferParams);
     try {
-      return this.#decode.matched(request, numComputedTokens);
+      const byGroup = computedTokens && this.#transferred(computedTokens);
+      return this.#decode.matched(request, numComputedTokens, byGroup);
     } catch (error) {
       const isReadback = !asks(request, "do_remote_prefill");
       if (!isReadback || this.loadFailurePolicy !== "recompute") throw error;
@@ -207,14 +221,17 @@ export class ConnectorScheduler<Source extends PromptSource>
     externalTokens: number,
     computedTokens?: readonly number[],
   ): void {
+    if (!this.#transfers(request)) return;
     const blocks = this.#transferred(blockIds);
+    requirePrompt(request);
+    const { requestId } = request;
+    requireAllocated(requestId, blocks, this.#cache, { dcpSize: this.#dcpSize });
     const isDecode = asks(request, "do_remote_prefill");
     if (!isDecode && asks(request, "do_remote_decode")) this.#shortened?.require(request);
     if (this.#fetches(request)) {
       const computed = computedTokens && this.#transferred(computedTokens);
       this.#decode.allocated(request, blocks, externalTokens, computed);
     }
-    // The workers know from now on whose blocks a peer may read, and take its notifications.
     if (isDecode ? this.#readsBack : asks(request, "do_remote_decode"))
       this.#prefill.admitted(request, blocks);
   }
@@ -250,23 +267,29 @@ export class ConnectorScheduler<Source extends PromptSource>
         reason: "the engine does not say how many tokens its blocks hold (numComputedTokens)",
       });
     }
-    // While KV arrives in the blocks, they hold nothing for a peer.
+    // Blocks that KV is arriving in hold nothing for a peer yet.
     const ended = isArriving ? "aborted" : reason;
     const isUnverified = fetched?.isUnverified === true;
     const half = { isDecode, isUnverified };
-    const kept = this.#prefill.finished(request, this.#transferred(blockIds), ended, half);
+    let blocks: BlockIds = [];
+    try {
+      if (isWhole && !isArriving) blocks = this.#offered(request, blockIds, isDecode);
+    } catch (error) {
+      this.#prefill.finished(request, [], "error", half);
+      throw error;
+    }
+
+    const kept = this.#prefill.finished(request, blocks, ended, half);
     return isArriving ? { keepBlocks: true } : kept;
   }
 
   applyWorkerOutput(output: WorkerOutput): void {
     const unverified = new Set(output.unverifiedReceiving);
-    const atRisk = new Set<string>();
-    for (const { requestId, blocksAtRisk } of output.failedReceiving) {
-      if (blocksAtRisk === true) atRisk.add(requestId);
-    }
+    const atRisk = output.failedReceiving.filter(({ blocksAtRisk }) => blocksAtRisk === true);
+    const isAtRisk = (id: string) => atRisk.some(({ requestId }) => requestId === id);
     for (const requestId of output.finishedSending) this.#prefill.sent(requestId);
     for (const requestId of output.finishedReceiving)
-      this.#decode.received(requestId, atRisk.has(requestId), unverified.has(requestId));
+      this.#decode.received(requestId, isAtRisk(requestId), unverified.has(requestId));
   }
 
   hasPendingWork(): boolean {
@@ -280,6 +303,7 @@ export class ConnectorScheduler<Source extends PromptSource>
       requests: this.#decode.size,
       heartbeats: this.#decode.heartbeats,
       listeners: this.#listener.listeners,
+      ...this.#orders.outstanding?.(),
     };
   }
 
@@ -294,11 +318,44 @@ export class ConnectorScheduler<Source extends PromptSource>
     return this.close();
   }
 
+  /**
+   * The blocks of a finished request that a peer may have; an engine may pass none at all.
+   * @throws `KV_REQUEST_INVALID`, `KV_BLOCKS_MISMATCH`, `KV_INTERNAL`.
+   */
+  #offered(request: ConnectorRequest, blockIds: BlockIds, isDecode: boolean): BlockIds {
+    const blocks = blockIds.length === 0 ? [] : this.#transferred(blockIds);
+    if (blocks.every((ids) => ids.length === 0)) return blocks;
+    const { requestId, numPromptTokens, numComputedTokens } = request;
+    const numTokens = isDecode ? numComputedTokens : numPromptTokens;
+    requirePrompt(request);
+    requireAllocated(requestId, blocks, this.#cache, { numTokens, dcpSize: this.#dcpSize });
+    return blocks;
+  }
+
+  /** `kv_role` decides nothing, as in vLLM: the router's parameters do. */
+  #sayContradiction(request: ConnectorRequest): void {
+    const isDecode = asks(request, "do_remote_prefill");
+    const isPrefill = !isDecode && asks(request, "do_remote_decode");
+    const contradicts =
+      (isDecode && this.#role === "kv_producer") || (isPrefill && this.#role === "kv_consumer");
+    if (!contradicts || this.#hasContradicted) return;
+    this.#hasContradicted = true;
+    this.#log.warn("role-contradicted", {
+      requestId: request.requestId,
+      key: "kv_role",
+      value: this.#role,
+      reason: `the router sends this engine requests to ${isDecode ? "decode" : "prefill"}, and it serves them`,
+    });
+  }
+
+  #transfers(request: ConnectorRequest): boolean {
+    return asks(request, "do_remote_decode") || this.#fetches(request);
+  }
+
   #seeds(request: ConnectorRequest): boolean {
     return this.#seedsFirstToken && asks(request, "do_remote_prefill");
   }
 
-  /** Whether a peer may supply KV of the request: D's prompt, or what P reads back. */
   #fetches(request: ConnectorRequest): boolean {
     return (
       asks(request, "do_remote_prefill") ||
@@ -306,15 +363,10 @@ export class ConnectorScheduler<Source extends PromptSource>
     );
   }
 
-  /**
-   * Of what the engine has given for each group of its cache, that of the groups which peers
-   * exchange.
-   */
   #transferred<T>(given: readonly T[]): readonly T[] {
     return this.#groups?.select(given) ?? given;
   }
 
-  /** @throws `KV_INTERNAL` before the side channel is open. */
   #requireAddress(): ListenerAddress {
     if (this.#address !== undefined) return this.#address;
     throw new KvError(
@@ -325,7 +377,7 @@ export class ConnectorScheduler<Source extends PromptSource>
   }
 }
 
-/** @throws `KV_CONFIG_INVALID` where `bidirectional_kv_xfer` is set and the engine cannot read. */
+/** @throws `KV_CONFIG_INVALID`. */
 function requireReader(transferMode: TransferMode, { ppSize }: EngineIdentity): void {
   const key = "kv_connector_extra_config.bidirectional_kv_xfer";
   if (transferMode === "push") {
@@ -364,14 +416,79 @@ function requireContextParallel(
     refuse(`the cache has a group of kind "${other.kind}", and only "mla" can be shared`);
 }
 
-/**
- * Any value except false and null counts as true here. The parameters are validated later, where
- * they are read.
- */
+/** The parameters are validated later, where they are read. */
 function asks(
   { kvTransferParams }: ConnectorRequest,
   key: "do_remote_prefill" | "do_remote_decode",
 ): boolean {
   const value = kvTransferParams?.[key];
   return value !== undefined && value !== null && value !== false;
+}
+
+/** An engine may ask for a waiting request in every step. */
+const checked = new WeakSet<ArrayLike<number>>();
+
+/** @throws `KV_REQUEST_INVALID` for a malformed token id, or another number of them. */
+function requirePrompt(request: ConnectorRequest): void {
+  const { requestId, numPromptTokens, promptTokenIds: ids } = request;
+  if (ids === undefined) return;
+  if (ids.length !== numPromptTokens) {
+    throw new KvError(
+      "KV_REQUEST_INVALID",
+      `request ${requestId} has ${numPromptTokens} prompt tokens, and its engine passes the ids of ${ids.length}`,
+      { details: { numPromptTokens, given: ids.length } },
+    );
+  }
+  if (checked.has(ids)) return;
+  promptContent(request);
+  checked.add(ids);
+}
+
+/** vLLM's null block, which fills the places outside a sliding window. */
+const NULL_BLOCK = 0;
+
+/**
+ * Checks a request's blocks by group. `numTokens`: those of the blocks; without, an engine may have
+ * allocated less.
+ * @throws `KV_BLOCKS_MISMATCH` with both values.
+ */
+function requireAllocated(
+  requestId: string,
+  blockIds: BlockIds,
+  { groups, blockSize }: KvCacheConfig,
+  { numTokens = 0, dcpSize }: { readonly numTokens?: number | undefined; readonly dcpSize: number },
+): void {
+  const refuse = (what: string, details: Readonly<Record<string, unknown>>): never => {
+    throw new KvError("KV_BLOCKS_MISMATCH", `request ${requestId}: its engine passes ${what}`, {
+      details,
+    });
+  };
+  if (blockIds.length !== groups.length) {
+    const [given, expected] = [blockIds.length, groups.length];
+    refuse(`blocks of ${given} KV cache groups, and has ${expected}`, { given, expected });
+  }
+  for (const [group, { kind, blockSize: own }] of groups.entries()) {
+    const ids = blockIds[group] ?? [];
+    const seen = new Set<number>();
+    for (const block of ids) {
+      if (!Number.isSafeInteger(block) || block < 0)
+        refuse(`block ${block} in KV cache group ${group}`, { group, block });
+      if (seen.has(block) && block !== NULL_BLOCK)
+        refuse(`block ${block} twice in KV cache group ${group}`, { group, block });
+      seen.add(block);
+    }
+    const { extent } = cacheKind(kind);
+    const isWhole = extent === "state" || extent === "whole";
+    const all = Math.ceil(numTokens / ((own ?? blockSize) * dcpSize));
+    const needed = isWhole ? Math.min(1, numTokens) : all;
+    if (ids.length < needed)
+      refuse(
+        `${ids.length} blocks of KV cache group ${group}, and ${numTokens} tokens need ${needed}`,
+        {
+          group,
+          given: ids.length,
+          needed,
+        },
+      );
+  }
 }

@@ -6,7 +6,6 @@ import {
   KvError,
   type KvTransferParams,
   type MatchedTokens,
-  type RequestFinished,
 } from "@kv/interface";
 import { exchangedBlocks } from "@kv/plan";
 import {
@@ -18,7 +17,6 @@ import {
   type TransferMode,
 } from "@kv/protocol";
 import { type PrefillBackoff, requireLastTokensLeft } from "../config/prefill-backoff.js";
-import { type RemoteReference, RemoteReferences } from "../requests/references.js";
 import {
   addressOf,
   addressToNotify,
@@ -27,23 +25,22 @@ import {
   type HeartbeatRequest,
   heartbeatKey,
   heartbeatRequest,
+  type RemoteReference,
+  RemoteReferences,
   type RemoteRequest,
-} from "../requests/remote-request.js";
+  traceMember,
+} from "../requests/references.js";
 import type { HeartbeatChange } from "../requests/step-metadata.js";
 
-/** The P of a request, and how much of the prompt it has. */
+/** A request's P and how much of the prompt it has. */
 export interface PromptSource {
   readonly remote: RemoteRequest;
-  /**
-   * Prompt tokens whose KV P has or will have; undefined when the parameters do not have the
-   * number.
-   */
+  /** Prompt tokens whose KV P has or will have, if the parameters say it. */
   readonly numTokens?: number | undefined;
 }
 
-/** Blocks of D that P's KV goes into. */
 export interface BlocksToFetch {
-  /** Per KV cache group, without the blocks of the local prefix hit. */
+  /** Per KV cache group, without the local prefix hit. */
   readonly localBlockIds: BlockIds;
   readonly localComputedBlocks: readonly number[];
 }
@@ -52,45 +49,36 @@ export interface BlocksToFetch {
 export interface FetchOrder extends BlocksToFetch {
   /** Tokens from the start of the prompt whose KV D will have. */
   readonly numTokens: number;
-  /** When D's scheduler first saw the request, on its clock in ms. */
+  /** On D's scheduler's clock, in ms. */
   readonly seenAtMs: number;
-  /** These tokens of the prompt; undefined where the engine does not know them. */
+  /** Undefined where the engine does not know them. */
   readonly prompt: PromptPrefix | undefined;
 }
 
-/** How a connector turns D's requests into orders for its workers. Pull and push have one each. */
+/** Turns D's requests into orders for the workers, for pull or push. */
 export interface DecodeOrders<Source extends PromptSource, Step extends object> {
   readonly maxReaders: number;
-  /**
-   * Reads the parameters of a request with a prompt of `numPromptTokens`.
-   * @throws `KV_REQUEST_INVALID`.
-   */
+  /** @throws `KV_REQUEST_INVALID`. */
   read(params: KvTransferParams, numPromptTokens: number): Source;
   fetch(requestId: string, source: Source, order: FetchOrder): void;
   cancelFetch(requestId: string): boolean;
-  /** Orders the workers to abort a request that they already have. */
   abort(requestId: string): void;
-  /**
-   * Orders the workers to notify P that it may free the request's blocks, none of which were
-   * fetched.
-   */
+  /** Tells P to free a request's blocks, none of which were fetched. */
   release(request: ConnectorRequest, remote: RemoteRequest): void;
-  /**
-   * Called when the last request that fetched P's blocks is done with them. Push's P knows it from
-   * its WRITEs.
-   */
+  /** Called when the last request that fetched P's blocks is done. */
   fetched?(remote: RemoteRequest): void;
   ended?(requestId: string): void;
   takeStep(): Step;
   readonly hasOrders: boolean;
+  /** Counts of what is held besides the orders; zero after the last request. */
+  outstanding?(): Readonly<Record<string, number>>;
   close?(): void;
 }
 
 /**
- * A request's state. `queued`: the workers have no orders. `fetching`: its blocks are being filled.
- * `leaving`: the engine aborted it while its blocks may still be filled. `at-risk`: it failed, the
- * engine has not ended it, and a peer may still write. `ended`: nothing is outstanding; kept until
- * the engine ends the request, so that it is not fetched twice.
+ * `queued`: the workers have no orders. `fetching`: KV arrives in the blocks. `leaving`: aborted,
+ * but the blocks may still be filled. `at-risk`: failed, and a peer may still write. `ended`: kept
+ * until the engine ends the request, so that it is not fetched twice.
  */
 type Phase = "queued" | "fetching" | "leaving" | "at-risk" | "ended";
 
@@ -101,60 +89,46 @@ interface RequestState<Source> {
   readonly refusal: KvError | undefined;
   readonly seenAtMs: number;
   numComputedTokens: number;
-  /** Whether nobody compared the KV that arrived with the prompt. */
+  /** By group, where `matched` got it. */
+  computedTokens: readonly number[] | undefined;
   isUnverified: boolean;
 }
 
+interface DecodeRequestsOptions<Source extends PromptSource> {
+  readonly clock: Clock;
+  readonly config: KvCacheConfig;
+  readonly dcpSize: number;
+  readonly mode: TransferMode;
+  readonly orders: DecodeOrders<Source, object>;
+  readonly rememberMs: number;
+  readonly backoff?: PrefillBackoff | undefined;
+  /** P computes fewer tokens itself. */
+  readonly recomputeThresholdTokens: number;
+}
+
+const NOTHING: MatchedTokens = { tokens: 0, async: false };
+
 /**
- * The requests that fetch KV, on the scheduler side, for pull and push: how many tokens the peer
- * supplies, which blocks to fetch, which leases to extend, and when the engine may have blocks
- * back. They are D's requests, and with `bidirectional_kv_xfer` also those of a P whose parameters
- * name blocks of a D: there the roles of P and D are exchanged, and the engine computes what it
- * does not get. vLLM 0.33 records progress in the request's own parameters (`do_remote_prefill`
- * becomes false); here each request has a state.
+ * The scheduler side of requests that fetch KV, for pull and push: D's, and with
+ * `bidirectional_kv_xfer` those of a P that reads blocks back from D. Each request has a state of
+ * its own, where vLLM 0.33 changes the request's parameters.
  */
 export class DecodeRequests<Source extends PromptSource> {
-  readonly #clock: Clock;
-  readonly #config: KvCacheConfig;
-  readonly #dcpSize: number;
-  readonly #mode: TransferMode;
+  readonly #options: DecodeRequestsOptions<Source>;
   readonly #orders: DecodeOrders<Source, object>;
   readonly #states = new Map<string, RequestState<Source>>();
   readonly #heartbeats = new HeartbeatSet();
   readonly #references: RemoteReferences;
-  readonly #backoff: PrefillBackoff | undefined;
-  readonly #recomputeThresholdTokens: number;
+  readonly #ownTokens: number;
 
-  /**
-   * `rememberMs`: how long a released reference is refused, at least P's lease.
-   * `recomputeThresholdTokens`: a P computes fewer tokens than this instead of reading them back.
-   * `dcpSize`: the engine's.
-   */
-  constructor(options: {
-    readonly clock: Clock;
-    readonly config: KvCacheConfig;
-    readonly dcpSize: number;
-    readonly mode: TransferMode;
-    readonly orders: DecodeOrders<Source, object>;
-    readonly rememberMs: number;
-    readonly backoff?: PrefillBackoff | undefined;
-    readonly recomputeThresholdTokens?: number | undefined;
-  }) {
-    const { clock, orders, rememberMs } = options;
-    this.#clock = clock;
-    this.#config = options.config;
-    this.#dcpSize = options.dcpSize;
-    this.#mode = options.mode;
-    this.#backoff = options.backoff;
-    this.#recomputeThresholdTokens = options.recomputeThresholdTokens ?? 0;
+  constructor(options: DecodeRequestsOptions<Source>) {
+    const { clock, orders, rememberMs, backoff } = options;
+    this.#options = options;
     this.#orders = orders;
+    this.#ownTokens = backoff?.tokens ?? 0;
     this.#references = new RemoteReferences({ clock, rememberMs, maxReaders: orders.maxReaders });
   }
 
-  /**
-   * Called when the engine has queued a request. Heartbeats begin. `matched` does the same, for
-   * engines that do not report the queue.
-   */
   queued(request: ConnectorRequest): void {
     this.#see(request);
   }
@@ -163,39 +137,39 @@ export class DecodeRequests<Source extends PromptSource> {
    * As `SchedulerConnector.matchedTokens`.
    * @throws `KV_REQUEST_INVALID`, `KV_PLAN_UNSUPPORTED`, `KV_REFERENCE_USED`, `KV_REFERENCES_FULL`.
    */
-  matched(request: ConnectorRequest, numComputedTokens: number): MatchedTokens {
+  matched(
+    request: ConnectorRequest,
+    numComputedTokens: number,
+    computedTokens?: readonly number[],
+  ): MatchedTokens {
     const state = this.#see(request);
-    if (state.refusal !== undefined) throw state.refusal;
-    if (state.phase !== "queued" || state.source === undefined) return { tokens: 0, async: false };
+    if (state.refusal !== undefined) {
+      this.#forget(request.requestId, state);
+      throw state.refusal;
+    }
+    if (state.phase !== "queued" || state.source === undefined) return NOTHING;
     state.numComputedTokens = numComputedTokens;
-    const { numPromptTokens } = request;
-    // A full prefix hit. D computes the last token in any case, because its logits give the next
+    state.computedTokens = computedTokens;
+    const { numPromptTokens, kvTransferParams } = request;
+    // D computes the last token in any case, because its logits give the next token.
+    const own = Math.max(this.#ownTokens, Math.min(1, numPromptTokens - 1));
+    if (numComputedTokens >= numPromptTokens - own) return NOTHING;
+    const { numTokens = 0 } = state.source;
+    const end = state.source.numTokens ?? numPromptTokens - this.#ownTokens;
+    const tokens = Math.min(numPromptTokens, end) - numComputedTokens;
+    // P computes what D has when it is little, or when D's state has already applied P's last
     // token.
-    const own = Math.max(this.#backoff?.tokens ?? 0, Math.min(1, numPromptTokens - 1));
-    if (numComputedTokens >= numPromptTokens - own) return { tokens: 0, async: false };
-    const left = numPromptTokens - (this.#backoff?.tokens ?? 0);
-    const tokens = Math.min(numPromptTokens, state.source.numTokens ?? left) - numComputedTokens;
-    const isComputed = this.#isComputed(request, state.source, tokens);
-    return tokens > 0 && !isComputed ? { tokens, async: true } : { tokens: 0, async: false };
-  }
-
-  /**
-   * Whether P computes the tokens although the D of the last turn has them: there are few, or its
-   * state has P's last token already, which P computes in any case and would apply to it twice.
-   */
-  #isComputed(
-    { kvTransferParams, numPromptTokens }: ConnectorRequest,
-    { numTokens = 0 }: Source,
-    tokens: number,
-  ): boolean {
-    if (!namesReadback(kvTransferParams)) return false;
-    const isStateTooFar = this.#backoff !== undefined && numTokens >= numPromptTokens;
-    return isStateTooFar || tokens < this.#recomputeThresholdTokens;
+    const isComputed =
+      namesReadback(kvTransferParams) &&
+      (tokens < this.#options.recomputeThresholdTokens ||
+        (this.#options.backoff !== undefined && numTokens >= numPromptTokens));
+    return tokens > 0 && !isComputed ? { tokens, async: true } : NOTHING;
   }
 
   /**
    * As `SchedulerConnector.afterAllocation`.
-   * @throws `KV_INTERNAL` for a group that has more tokens than `matched` was told.
+   * Groups have the computed tokens that `matched` got, if it is not said again.
+   * @throws `KV_INTERNAL` for a group with more tokens than that.
    */
   allocated(
     request: ConnectorRequest,
@@ -205,53 +179,47 @@ export class DecodeRequests<Source extends PromptSource> {
   ): void {
     const state = this.#see(request);
     const { source, numComputedTokens, seenAtMs } = state;
+    const matched = state.computedTokens ?? blockIds.map(() => numComputedTokens);
     if (state.phase !== "queued" || source === undefined) return;
     if (externalTokens === 0) {
-      // The local prefix cache has the whole prompt: there is nothing to fetch, and the engine does
-      // not wait.
+      // The local prefix cache has the whole prompt.
       this.#releaseUnread(request, state);
       this.#enter(state, "ended");
       return;
     }
     const numTokens = numComputedTokens + externalTokens;
-    const deepest = Math.max(0, ...(computedTokens ?? []));
-    if (deepest > numComputedTokens) {
+    const computed = computedTokens ?? matched;
+    for (const [group, tokens = 0] of computed.entries()) {
+      const known = matched[group] ?? 0;
+      if (tokens <= known) continue;
       throw new KvError(
         "KV_INTERNAL",
-        `request ${request.requestId} was allocated with ${deepest} computed tokens in a KV cache group, and ${numComputedTokens} were matched`,
+        `request ${request.requestId} was allocated with ${tokens} computed tokens in KV cache group ${group}, and ${known} were matched`,
       );
     }
-    const blocks = blocksToFetch(
-      blockIds,
-      computedTokens ?? numComputedTokens,
-      numTokens,
-      this.#config,
-      this.#dcpSize,
-    );
+    const { config, dcpSize } = this.#options;
+    const blocks = blocksToFetch(blockIds, computed, numTokens, config, dcpSize);
     const prompt = promptPrefix(request, numTokens);
     this.#orders.fetch(request.requestId, source, { numTokens, seenAtMs, prompt, ...blocks });
     state.phase = "fetching";
   }
 
-  /**
-   * As `SchedulerConnector.requestFinished`. `isUnverified`: nobody compared the KV that it got
-   * with its prompt.
-   */
-  finished(request: ConnectorRequest): RequestFinished & { readonly isUnverified: boolean } {
+  /** `isUnverified`: nobody compared the fetched KV with the prompt. */
+  finished(request: ConnectorRequest): { readonly keepBlocks: boolean; isUnverified: boolean } {
     const state = this.#see(request);
-    return { isUnverified: state.isUnverified, ...this.#finished(request, state) };
+    const { isUnverified } = state;
+    return { isUnverified, keepBlocks: this.#keepsBlocks(request, state) };
   }
 
-  #finished(request: ConnectorRequest, state: RequestState<Source>): RequestFinished {
+  #keepsBlocks(request: ConnectorRequest, state: RequestState<Source>): boolean {
     const { requestId } = request;
     switch (state.phase) {
       case "fetching":
         if (!this.#orders.cancelFetch(requestId)) {
           this.#orders.abort(requestId);
           this.#enter(state, "leaving");
-          return { keepBlocks: true };
+          return true;
         }
-        // The workers do not know the request: nothing touches its blocks.
         this.#releaseUnread(request, state);
         break;
       case "queued":
@@ -259,19 +227,19 @@ export class DecodeRequests<Source extends PromptSource> {
         break;
       case "at-risk":
         this.#enter(state, "leaving");
-        return { keepBlocks: true };
+        return true;
       case "leaving":
-        return { keepBlocks: true };
+        return true;
       case "ended":
         break;
     }
     this.#forget(requestId, state);
-    return { keepBlocks: false };
+    return false;
   }
 
   /**
-   * Called when every rank has received its part or has failed. `blocksAtRisk`: it failed, and a
-   * peer may still write to the blocks. `isUnverified`: nobody compared the KV with the prompt.
+   * Called when every rank has received its part or failed. `blocksAtRisk`: a peer may still write
+   * to the blocks.
    */
   received(requestId: string, blocksAtRisk: boolean, isUnverified: boolean): void {
     const state = this.#states.get(requestId);
@@ -290,7 +258,6 @@ export class DecodeRequests<Source extends PromptSource> {
     else if (state.phase !== "queued") this.#enter(state, "ended");
   }
 
-  /** Which leases are to be extended, and which no longer, since the last call. */
   takeHeartbeats(): readonly HeartbeatChange[] {
     return this.#heartbeats.take();
   }
@@ -323,20 +290,19 @@ export class DecodeRequests<Source extends PromptSource> {
     try {
       const { numPromptTokens } = request;
       if (isReadback) params = readbackParams(params);
-      // P computes a shortened prompt. The KV may also hold the tokens that it leaves out.
-      const leftOut = isReadback ? (this.#backoff?.tokens ?? 0) : 0;
+      // The KV may hold the tokens that a shortened prompt leaves out.
+      const leftOut = isReadback ? this.#ownTokens : 0;
       const read = this.#orders.read(params, numPromptTokens + leftOut);
       const { numTokens } = read;
       const hasAnswered = read.remote.blocks !== undefined;
-      if (this.#backoff !== undefined && !isReadback)
-        requireLastTokensLeft(this.#backoff, { numTokens, numPromptTokens, hasAnswered });
-      source = read;
-      const { traceparent } = request;
-      if (traceparent !== undefined)
-        source = { ...source, remote: { ...source.remote, traceparent } };
+      const { backoff } = this.#options;
+      if (backoff !== undefined && !isReadback)
+        requireLastTokensLeft(backoff, { numTokens, numPromptTokens, hasAnswered });
+      const remote = { ...read.remote, ...traceMember(request.traceparent) };
+      source = { ...read, remote };
     } catch (error) {
       refusal = KvError.from(error, "KV_REQUEST_INVALID", `request ${request.requestId}`);
-      this.#releaseRefused(request, addressToNotify(params, this.#mode));
+      this.#releaseRefused(request, addressToNotify(params, this.#options.mode));
     }
     let reference: RemoteReference | undefined;
     try {
@@ -350,8 +316,9 @@ export class DecodeRequests<Source extends PromptSource> {
       source,
       reference,
       refusal,
-      seenAtMs: this.#clock.now(),
+      seenAtMs: this.#options.clock.now(),
       numComputedTokens: 0,
+      computedTokens: undefined,
       isUnverified: false,
     };
     this.#states.set(request.requestId, state);
@@ -359,22 +326,16 @@ export class DecodeRequests<Source extends PromptSource> {
     return state;
   }
 
-  /** Ends the use of P's blocks by a request that has fetched none of them. */
   #releaseUnread(request: ConnectorRequest, state: RequestState<Source>): void {
     const remote = this.#removeReader(state);
     if (remote !== undefined) this.#orders.release(request, remote);
   }
 
-  /** The request at P that no reader is left of; undefined while others read it. */
   #removeReader({ source, reference }: RequestState<Source>): RemoteRequest | undefined {
     const isLast = reference !== undefined && this.#references.remove(reference);
     return isLast ? source?.remote : undefined;
   }
 
-  /**
-   * Releases the blocks of refused parameters, unless another request reads them, or they were
-   * released before.
-   */
   #releaseRefused(request: ConnectorRequest, remote: RemoteRequest | undefined): void {
     if (remote === undefined) return;
     let reference: RemoteReference;
@@ -396,17 +357,14 @@ export class DecodeRequests<Source extends PromptSource> {
     this.#states.delete(requestId);
   }
 
-  /** Only the lease of a request that waits or transfers is extended. */
+  /** Only requests that wait or transfer have heartbeats. */
   #endHeartbeats({ phase, source }: RequestState<Source>): void {
     if (source !== undefined && (phase === "queued" || phase === "fetching"))
       this.#heartbeats.remove(source.remote);
   }
 }
 
-/**
- * The first `numTokens` of a request's prompt, for P to compare.
- * @throws `KV_REQUEST_INVALID` for a malformed token id.
- */
+/** @throws `KV_REQUEST_INVALID` for a malformed token id. */
 function promptPrefix(request: ConnectorRequest, numTokens: number): PromptPrefix | undefined {
   const content = promptContent(request);
   const digest = content === undefined ? undefined : promptDigest(content, numTokens);
@@ -414,9 +372,8 @@ function promptPrefix(request: ConnectorRequest, numTokens: number): PromptPrefi
 }
 
 /**
- * The blocks of `numTokens` prompt tokens that D lacks: those of the local prefix hit
- * (`computedTokens`, of all groups or of each) come first and are left out, as are blocks that
- * peers never exchange.
+ * The blocks of `numTokens` prompt tokens that D lacks: without the local prefix hit
+ * (`computedTokens`, per group or of all) and blocks that peers never exchange.
  */
 export function blocksToFetch(
   blockIds: BlockIds,
@@ -437,25 +394,21 @@ export function blocksToFetch(
   };
 }
 
-/** A request of an engine in the set. */
 interface Listed {
   readonly engine: ListedEngine;
   readonly request: HeartbeatRequest;
-  /** How many of D's requests name it: a client may send one answer of P twice. */
+  /** A client may send one answer of P to several of D's requests. */
   count: number;
   isSent: boolean;
 }
 
-/**
- * The address names no registration of the engine's cache: heartbeats need no memory of the engine,
- * and one request must not decide for the others.
- */
+/** It has no registration number: one request must not decide for the others. */
 interface ListedEngine {
   readonly address: EngineAddress;
   readonly requests: Map<string, Listed>;
 }
 
-/** The requests whose leases D extends. The workers get what has changed since the last step. */
+/** The requests whose leases D extends. Workers get the changes of each step. */
 export class HeartbeatSet {
   readonly #engines = new Map<string, ListedEngine>();
   readonly #touched = new Set<Listed>();

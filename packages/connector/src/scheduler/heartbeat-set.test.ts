@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import type { RemoteRequest } from "../requests/remote-request.js";
+import type { RemoteRequest } from "../requests/references.js";
 import { HeartbeatSet } from "./decode-requests.js";
 
 const remote = (requestId: string, given: Partial<RemoteRequest> = {}): RemoteRequest => ({

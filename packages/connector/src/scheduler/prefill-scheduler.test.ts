@@ -182,7 +182,7 @@ describe("prefill scheduler", () => {
     );
     expect(prefill.holds(queryOf(unknown.kvTransferParams))).toEqual({
       held: false,
-      prompt: "differs",
+      prompt: "unknown",
     });
   });
 

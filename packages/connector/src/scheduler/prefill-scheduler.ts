@@ -24,96 +24,73 @@ import {
 } from "@kv/protocol";
 import type { ConnectorSettings } from "../config/connector-settings.js";
 import type { ListenerAddress } from "../handshake/engine-listener.js";
-import { type Generation, Generations } from "../requests/references.js";
-import { traceMember } from "../requests/remote-request.js";
+import { type Generation, Generations, traceMember } from "../requests/references.js";
 import type {
   ConnectorStepMetadata,
   LeaseOrder,
   SendableRequest,
 } from "../requests/step-metadata.js";
 
-/** The orders of P's half to the workers in one step. */
 export type PrefillStep = Pick<ConnectorStepMetadata, "inBatch" | "notSent" | "leases" | "lost">;
 
-/** Options of `PrefillScheduler`: those of this engine and of its settings, and these. */
 export interface PrefillSchedulerOptions
   extends Pick<EngineIdentity, "engineId" | "tpSize" | "ppSize">,
     Pick<ConnectorSettings, "leaseMs" | "decoderBlocksTtlMs">,
     Partial<Pick<ConnectorSettings, "unattendedLeaseMs">> {
-  /**
-   * Pull's parameters contain the end of the lease. Push's do not, because D does not read (as in
-   * vLLM 0.33).
-   */
+  /** A D that is pushed to does not read, so it gets no end of the lease (vLLM 0.33). */
   readonly transferMode: TransferMode;
   readonly clock: Clock;
   readonly config: KvCacheConfig;
   readonly dcpSize: number;
   /**
-   * Layerwise push: workers write a request's layers while it runs. They get the prompt's blocks at
-   * admission, and the blocks are kept until they report the request, however it ends. @default
-   * false
+   * Workers write a request's layers while it runs, and keep its blocks from admission until their
+   * report.
+   * @default false
    */
   readonly isLayerwise?: boolean | undefined;
   /**
-   * P's one output token is in its parameters, where the engine says how it was sampled. @default
-   * false
+   * P passes its one output token on.
+   * @default false
    */
   readonly seedsFirstToken?: boolean | undefined;
-  /** Identifies this process, so that a D can tell a restarted P with the same engine id. */
+  /** Tells a restarted P from the one before. */
   readonly incarnation: string;
-  /**
-   * Where D's shake hands.
-   * @throws `KV_INTERNAL` before the side channel is open.
-   */
+  /** @throws `KV_INTERNAL` before the side channel is open. */
   address(): ListenerAddress;
 }
 
-/** A request whose blocks are kept. */
 interface KeptRequest {
-  /** Digest of the blocks that its parameters name; undefined where it has none. */
   readonly blocks?: string;
-  /** Whose KV they hold; undefined where the engine does not know its tokens. */
+  /** The blocks' content; undefined where the engine does not know the tokens. */
   readonly content?: PromptContent | undefined;
-  /** Whether nobody compared the KV that came from a peer with its prompt. */
   readonly isUnverified?: boolean | undefined;
 }
 
-/** What is named to a peer of a request whose blocks are kept. */
 interface Offer {
   readonly promptBlockIds: BlockIds;
-  /** Tokens from the start of the sequence whose KV the blocks hold. */
   readonly numTokens: number;
   readonly announcedMs: number;
   readonly isDecode: boolean;
 }
 
 /**
- * The half of the scheduler side that keeps a finished request's blocks for their readers and
- * returns the `kv_transfer_params` that name them: P's, and with `bidirectional_kv_xfer` also D's.
- * The workers report when the blocks may be freed (`WorkerOutput.finishedSending`).
+ * Keeps a finished request's blocks and returns the `kv_transfer_params` that name them: for P, and
+ * with `bidirectional_kv_xfer` for D. The workers report when the blocks may be freed.
  */
 export class PrefillScheduler {
   readonly #options: PrefillSchedulerOptions;
   readonly #generations: Generations;
   readonly #kept = new Map<string, KeptRequest>();
-  #inBatch: SendableRequest[] = [];
-  #notSent: string[] = [];
-  #leases: LeaseOrder[] = [];
-  #lost: string[] = [];
+  #step = noOrders();
 
   constructor(options: PrefillSchedulerOptions) {
     this.#options = options;
     this.#generations = new Generations({ clock: options.clock });
   }
 
-  /** Called when a request starts to run whose blocks a D will get. */
-  admitted(request: ConnectorRequest, blockIds: BlockIds): void {
-    this.#admit(request, blockIds);
-  }
-
   /**
-   * As `SchedulerConnector.requestFinished`. `isDecode`: of a D's request, whose KV a P may read
-   * back for the next turn. `isUnverified`: nobody compared the KV that it got with its prompt.
+   * `isDecode`: D's request, whose KV a P may read back. `isUnverified`: nobody compared its KV
+   * with the prompt.
    * @throws `KV_INTERNAL` before the side channel is open.
    */
   finished(
@@ -133,15 +110,12 @@ export class PrefillScheduler {
     const content = promptContent(
       isDecode ? { ...request, promptTokenIds: tokensOf(request) } : request,
     );
-    const generation = this.#generations.byRequestId(requestId) ?? this.#admit(request, blockIds);
+    const generation = this.#generations.byRequestId(requestId) ?? this.admitted(request, blockIds);
     const nowMs = clock.now();
     const expiresAtMs = nowMs + (isDecode ? decoderBlocksTtlMs : leaseMs);
     const unattendedExpiresAtMs = isDecode ? expiresAtMs : nowMs + (unattendedLeaseMs ?? leaseMs);
-    this.#leases.push({
-      requestId,
-      wireId: generation.wireId,
-      generation: generation.generation,
-      capability: generation.capability,
+    this.#step.leases.push({
+      ...generation,
       blockIds,
       ...transferMember(request),
       ...traceMember(request.traceparent),
@@ -151,28 +125,27 @@ export class PrefillScheduler {
       expiresAtMs,
       unattendedExpiresAtMs,
     });
-    // A D of push reads nothing, so it does not ask whether the blocks are held.
+    // A D that is pushed to reads nothing, so it sends no lease queries.
     const isPull = this.#options.transferMode === "pull";
     this.#kept.set(
       requestId,
       isPull ? { blocks: blocksDigest(promptBlockIds, numTokens), content, isUnverified } : {},
     );
-    // The announced end is valid with and without heartbeats.
+    // True with and without heartbeats.
     const announcedMs = Math.min(expiresAtMs, unattendedExpiresAtMs);
     const offer = { promptBlockIds, numTokens, announcedMs, isDecode };
     return { keepBlocks: true, kvTransferParams: this.#transferParams(request, generation, offer) };
   }
 
   /**
-   * Called when the workers have registered their caches again: no kept block holds what it did.
-   * The workers of before have reported the requests that they knew; those of now report the
-   * others.
+   * The workers registered their caches again, so no kept block has its KV. New workers report
+   * requests that the old ones did not know.
    */
   cachesLost(): void {
     const { notSent, leases, lost = [] } = this.takeStep();
-    this.#notSent = [...notSent];
     const ended = new Set([...lost, ...notSent, ...leases.map(({ requestId }) => requestId)]);
-    this.#lost = [...ended].filter((requestId) => this.#kept.has(requestId));
+    this.#step.notSent.push(...notSent);
+    this.#step.lost = [...ended].filter((requestId) => this.#kept.has(requestId));
     for (const requestId of this.#kept.keys()) this.#kept.set(requestId, {});
   }
 
@@ -181,11 +154,7 @@ export class PrefillScheduler {
     this.#generations.end(requestId);
   }
 
-  /**
-   * Answers lease queries: `held` means that none of the blocks that D names has gone to another
-   * request, and that they hold the KV of D's prompt. They must be the blocks that the request's
-   * parameters name, and D must have those parameters.
-   */
+  /** `held`: no named block has gone to another request, and they hold D's prompt. */
   holds(query: Omit<LeaseQuery, "engineId">): Pick<LeaseReply, "held" | "prompt"> {
     const { requestId, generation, capability, blocks, prompt } = query;
     const current = this.#generations.byWireId(requestId);
@@ -197,27 +166,22 @@ export class PrefillScheduler {
       sameCapability(current.capability, capability) &&
       kept?.blocks === blocks;
     if (!isMeant) return { held: false };
-    const digest = kept.content && prompt && promptDigest(kept.content, prompt.numTokens);
+    if (kept.content === undefined) return { held: false, prompt: "unknown" };
+    const digest = prompt && promptDigest(kept.content, prompt.numTokens);
     if (digest === undefined || digest !== prompt?.digest)
       return { held: false, prompt: "differs" };
-    // The tokens are the same, and nobody knows whether the KV is theirs.
+    // The tokens are equal, but the KV may not be theirs.
     return kept.isUnverified === true ? { held: true } : { held: true, prompt: "same" };
   }
 
   takeStep(): PrefillStep {
-    const step = { inBatch: this.#inBatch, notSent: this.#notSent, leases: this.#leases };
-    const lost = this.#lost;
-    this.#inBatch = [];
-    this.#notSent = [];
-    this.#leases = [];
-    this.#lost = [];
+    const { lost, ...step } = this.#step;
+    this.#step = noOrders();
     return lost.length === 0 ? step : { ...step, lost };
   }
 
   get hasStep(): boolean {
-    return (
-      this.#inBatch.length + this.#notSent.length + this.#leases.length + this.#lost.length > 0
-    );
+    return Object.values(this.#step).some(({ length }) => length > 0);
   }
 
   get running(): number {
@@ -234,15 +198,11 @@ export class PrefillScheduler {
     this.takeStep();
   }
 
-  #admit(request: ConnectorRequest, blockIds: BlockIds): Generation {
+  admitted(request: ConnectorRequest, blockIds: BlockIds): Generation {
     const { requestId, numPromptTokens, traceparent } = request;
     const generation = this.#generations.begin(requestId);
-    // A preempted request is admitted again, with other blocks.
-    this.#inBatch.push({
-      requestId,
-      wireId: generation.wireId,
-      generation: generation.generation,
-      capability: generation.capability,
+    this.#step.inBatch.push({
+      ...generation,
       blockIds,
       ...transferMember(request),
       ...traceMember(traceparent),
@@ -257,15 +217,12 @@ export class PrefillScheduler {
   }
 
   /**
-   * Drops a request without KV for a D. Layerwise writes may still read the blocks; the workers
-   * report when they no longer do.
+   * Without KV for a D, layerwise writes may still read the blocks; the workers report the request.
    */
   #drop(requestId: string): RequestFinished {
-    this.#notSent.push(requestId);
-    if (
-      this.#options.isLayerwise === true &&
-      this.#generations.byRequestId(requestId) !== undefined
-    ) {
+    this.#step.notSent.push(requestId);
+    const isKnown = this.#generations.byRequestId(requestId) !== undefined;
+    if (this.#options.isLayerwise === true && isKnown) {
       this.#kept.set(requestId, {});
       return { keepBlocks: true };
     }
@@ -273,16 +230,13 @@ export class PrefillScheduler {
     return { keepBlocks: false };
   }
 
-  /**
-   * In push the workers get the registrations and compare the prompts. In pull this side answers
-   * the queries.
-   */
+  /** In push the workers compare the prompts; in pull this side answers queries. */
   #comparedByWorkers(content: PromptContent | undefined): Pick<SendableRequest, "prompt"> {
     if (content === undefined || this.#options.transferMode === "pull") return {};
     return { prompt: encodePrompt(content) };
   }
 
-  /** Empty while blocks of the prompt are missing: an engine may allocate them chunk by chunk. */
+  /** Empty until an engine that allocates by chunk has all of the prompt's blocks. */
   #promptOf(
     numTokens: number,
     blockIds: BlockIds,
@@ -323,7 +277,6 @@ export class PrefillScheduler {
       transferMode,
       isDecoded: isDecode,
       firstToken,
-      // The next turn has a transfer id and a trace of its own.
       ...(isDecode ? {} : transferMember(request)),
       lease: {
         incarnation,
@@ -342,7 +295,13 @@ export class PrefillScheduler {
   }
 }
 
-/** The tokens of prompt and output; undefined where the engine does not know them. */
+const noOrders = () => ({
+  inBatch: [] as SendableRequest[],
+  notSent: [] as string[],
+  leases: [] as LeaseOrder[],
+  lost: [] as string[],
+});
+
 function tokensOf({
   promptTokenIds,
   outputTokenIds,

@@ -7,26 +7,20 @@ import {
   type Platform,
 } from "@kv/interface";
 import { stagedScheduler } from "./staged-scheduler.js";
-import { stagedWorker } from "./staged-worker.js";
-import type { StagingCopied } from "./staging-step.js";
+import { StagedWorker, type StagingCopied } from "./staged-worker.js";
 
 /** Options of `staged`. */
 export interface StagedOptions {
-  /** The platform; it must implement `createStaging`. */
+  /** Must implement `createStaging`. */
   readonly platform: Platform;
-  /**
-   * Blocks of each rank's pool, including block 0, which is never allocated. `stagingPoolBlocks`
-   * computes the number from bytes.
-   */
+  /** Per rank, with block 0, which is never allocated. `stagingPoolBlocks` converts from bytes. */
   readonly poolBlocks: number;
-  /** Called after the copies of a request between pool and device. */
   readonly onCopied?: (copied: StagingCopied) => void;
 }
 
 /**
- * Wraps a connector with host staging: a bounded pool of host buffers is registered and announced
- * to peers, and blocks are copied between the pool and the device. The inner connector sees only
- * host memory. See docs/design/staging.md.
+ * Adds host staging to a connector: peers see a bounded pool of host buffers, and blocks are copied
+ * between it and the device. See docs/design/staging.md.
  * @throws `KV_PLATFORM_UNSUPPORTED`.
  */
 export function staged(module: ConnectorModule, options: StagedOptions): ConnectorModule {
@@ -43,10 +37,7 @@ export function staged(module: ConnectorModule, options: StagedOptions): Connect
       refuseLayerwise(given.config);
       refuseReadback(given.config);
       refuseContextParallel(given.engine);
-      return stagedScheduler(await module.createScheduler(given), {
-        cache: given.cache,
-        poolBlocks,
-      });
+      return stagedScheduler(await module.createScheduler(given), given.cache, poolBlocks);
     },
     async createWorker(given) {
       refuseLayerwise(given.config);
@@ -55,27 +46,25 @@ export function staged(module: ConnectorModule, options: StagedOptions): Connect
         given.config.backends.some(({ name }) => name === backend),
       );
       if (direct !== undefined) {
-        // Log it: the transport could read device memory without these copies.
+        // The transport could read device memory without these copies.
         log.info("staging-where-direct-registration-is-known", {
           device: platform.deviceType,
           ...direct,
         });
       }
-      // The inner connector registers host memory.
+      // It registers host memory.
       const inside = await module.createWorker({
         ...given,
         platform: { ...rest, capabilities: { ...rest.capabilities, registersAs: ["DRAM"] } },
       });
-      const around = { platform, transport: given.transport, poolBlocks, clock, log, tracer };
-      return stagedWorker(inside, { ...around, ...(onCopied === undefined ? {} : { onCopied }) });
+      const { transport } = given;
+      const around = { platform, transport, poolBlocks, clock, log, tracer, onCopied };
+      return new StagedWorker(inside, around);
     },
   };
 }
 
-/**
- * A decode worker's pool blocks hold the prompt and not the output, and a prefill worker copies
- * blocks out of the device only.
- */
+/** D's pool blocks lack the output, and P never copies into the device. */
 function refuseReadback({ extra }: KvTransferConfig): void {
   if (extra.bidirectional_kv_xfer !== true) return;
   throw new KvError(
@@ -85,7 +74,7 @@ function refuseReadback({ extra }: KvTransferConfig): void {
   );
 }
 
-/** The pool's blocks are those of one rank's tokens. */
+/** A pool block holds one rank's tokens. */
 function refuseContextParallel({ dcpSize = 1 }: EngineIdentity): void {
   if (dcpSize === 1) return;
   throw new KvError(
@@ -98,10 +87,7 @@ function refuseContextParallel({ dcpSize = 1 }: EngineIdentity): void {
   );
 }
 
-/**
- * Blocks are copied into the pool with all their layers, after the forward pass: no layer can be
- * transferred while later ones are computed.
- */
+/** All layers are copied after the forward pass, so none can be sent earlier. */
 function refuseLayerwise({ extra, role }: KvTransferConfig): void {
   if (extra.push_layerwise !== true || role === "kv_consumer") return;
   throw new KvError(

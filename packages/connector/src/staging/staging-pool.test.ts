@@ -1,8 +1,8 @@
 import { expect, test } from "vitest";
-import { createStagingPool } from "./staging-pool.js";
+import { StagingPool } from "./staging-pool.js";
 
 test("allocates all blocks of a request or none, consecutive ones if possible, and never block 0", () => {
-  const pool = createStagingPool(9);
+  const pool = new StagingPool(9);
   expect(pool.take("a", [3])).toEqual([[1, 2, 3]]);
   expect(pool.take("b", [2, 1])).toEqual([[4, 5], [6]]);
   expect(pool.take("a", [3])).toEqual([[1, 2, 3]]);
@@ -12,7 +12,7 @@ test("allocates all blocks of a request or none, consecutive ones if possible, a
 });
 
 test("a request that does not fit waits, and blocks the requests behind it, until enough blocks are freed", () => {
-  const pool = createStagingPool(5);
+  const pool = new StagingPool(5);
   const take = (id: string, count: number) => pool.take(id, [count]);
   const holders = () => ["a", "big", "small"].filter((id) => pool.of(id) !== undefined);
   expect(take("a", 3)).toEqual([[1, 2, 3]]);
@@ -31,7 +31,7 @@ test("a request that does not fit waits, and blocks the requests behind it, unti
 });
 
 test("freeing a waiting request serves the requests behind it", () => {
-  const pool = createStagingPool(5);
+  const pool = new StagingPool(5);
   pool.take("a", [3]);
   pool.take("big", [4]);
   pool.take("small", [1]);
@@ -41,6 +41,6 @@ test("freeing a waiting request serves the requests behind it", () => {
 });
 
 test("refuses a request for more than the whole pool with both numbers, and a pool without allocatable blocks", () => {
-  expect(() => createStagingPool(5).take("r", [3, 2])).toThrowError(/needs 5 .* has 4/);
-  expect(() => createStagingPool(1)).toThrowError(/none to allocate/);
+  expect(() => new StagingPool(5).take("r", [3, 2])).toThrowError(/needs 5 .* has 4/);
+  expect(() => new StagingPool(1)).toThrowError(/none to allocate/);
 });

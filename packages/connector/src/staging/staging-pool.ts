@@ -1,109 +1,111 @@
 import { type BlockIds, type KvCaches, KvError } from "@kv/interface";
 
 /**
- * Allocates the blocks of a staging pool. A request gets all of its blocks at once or waits in a
- * first-come, first-served queue. A request that does not fit blocks those behind it; otherwise a
- * large prompt could wait forever.
+ * Gives a request all of its blocks at once, or queues it, first come, first served. A waiting
+ * request blocks later ones, so that a large prompt cannot wait forever.
  */
-export interface StagingPool {
-  /** Blocks that can be allocated: all except block 0. */
+export class StagingPool {
+  /** All blocks except block 0. */
   readonly capacity: number;
-  readonly held: number;
-  readonly waiting: number;
+  readonly #taken: Uint8Array;
+  readonly #owners = new Map<string, BlockIds>();
+  readonly #queue = new Map<string, readonly number[]>();
+  #held = 0;
+
+  /** @throws `KV_STAGING_FAILED`. */
+  constructor(poolBlocks: number) {
+    if (!Number.isSafeInteger(poolBlocks) || poolBlocks < 2) {
+      throw new KvError(
+        "KV_STAGING_FAILED",
+        `a staging pool of ${poolBlocks} blocks has none to allocate`,
+        { hint: "give the pool at least the blocks of one prompt, plus block 0" },
+      );
+    }
+    this.capacity = poolBlocks - 1;
+    this.#taken = new Uint8Array(poolBlocks);
+  }
+
+  get held(): number {
+    return this.#held;
+  }
+
+  get waiting(): number {
+    return this.#queue.size;
+  }
+
   /**
-   * Allocates the given number of blocks per KV cache group. Returns undefined while the request
-   * waits; the blocks are its own as soon as they are free. A second call for the same request
-   * returns the same blocks.
+   * Allocates blocks per KV cache group. Undefined while the request waits; a repeated call returns
+   * the same blocks.
    * @throws `KV_STAGING_FAILED` for more than the whole pool.
    */
-  take(requestId: string, counts: readonly number[]): BlockIds | undefined;
-  of(requestId: string): BlockIds | undefined;
-  /** Frees the blocks of a request, or removes it from the queue, and then serves the queue. */
-  free(requestId: string): void;
-  clear(): void;
-}
-
-export function createStagingPool(poolBlocks: number): StagingPool {
-  if (!Number.isSafeInteger(poolBlocks) || poolBlocks < 2) {
-    throw new KvError(
-      "KV_STAGING_FAILED",
-      `a staging pool of ${poolBlocks} blocks has none to allocate`,
-      {
-        hint: "give the pool at least the blocks of one prompt, plus block 0",
-      },
-    );
-  }
-  const capacity = poolBlocks - 1;
-  const taken = new Uint8Array(poolBlocks);
-  const owners = new Map<string, BlockIds>();
-  /** The requests that wait, and how many blocks per group they want. */
-  const queue = new Map<string, readonly number[]>();
-  let held = 0;
-
-  function allocate(requestId: string, counts: readonly number[]): BlockIds {
-    const ids = chooseFree(taken, total(counts));
-    for (const id of ids) taken[id] = 1;
-    held += ids.length;
-    let at = 0;
-    const blocks = counts.map((count) => {
-      at += count;
-      return ids.slice(at - count, at);
-    });
-    owners.set(requestId, blocks);
-    return blocks;
+  take(requestId: string, counts: readonly number[]): BlockIds | undefined {
+    if (this.#owners.has(requestId) || this.#queue.has(requestId)) return this.of(requestId);
+    const wanted = total(counts);
+    if (wanted > this.capacity) {
+      const { capacity } = this;
+      throw new KvError(
+        "KV_STAGING_FAILED",
+        `request ${requestId} needs ${wanted} blocks of the staging pool, which has ${capacity}`,
+        {
+          hint: "give the pool more host memory, or send shorter prompts",
+          details: { wanted, capacity },
+        },
+      );
+    }
+    this.#queue.set(requestId, counts);
+    this.#serve();
+    return this.of(requestId);
   }
 
-  function serve(): void {
-    for (const [requestId, counts] of queue) {
-      if (total(counts) > capacity - held) return;
-      queue.delete(requestId);
-      allocate(requestId, counts);
+  of(requestId: string): BlockIds | undefined {
+    return this.#owners.get(requestId);
+  }
+
+  /** Frees a request's blocks or takes it out of the queue, then serves the queue. */
+  free(requestId: string): void {
+    this.#queue.delete(requestId);
+    for (const id of this.of(requestId)?.flat() ?? []) {
+      this.#taken[id] = 0;
+      this.#held -= 1;
+    }
+    this.#owners.delete(requestId);
+    this.#serve();
+  }
+
+  clear(): void {
+    this.#queue.clear();
+    this.#owners.clear();
+    this.#taken.fill(0);
+    this.#held = 0;
+  }
+
+  #serve(): void {
+    for (const [requestId, counts] of this.#queue) {
+      if (total(counts) > this.capacity - this.#held) return;
+      this.#queue.delete(requestId);
+      const ids = this.#chooseFree(total(counts));
+      for (const id of ids) this.#taken[id] = 1;
+      this.#held += ids.length;
+      let at = 0;
+      const blocks = counts.map((count) => {
+        at += count;
+        return ids.slice(at - count, at);
+      });
+      this.#owners.set(requestId, blocks);
     }
   }
 
-  return {
-    capacity,
-    get held() {
-      return held;
-    },
-    get waiting() {
-      return queue.size;
-    },
-    take(requestId, counts) {
-      const known = owners.get(requestId);
-      if (known !== undefined || queue.has(requestId)) return known;
-      const wanted = total(counts);
-      if (wanted > capacity) {
-        throw new KvError(
-          "KV_STAGING_FAILED",
-          `request ${requestId} needs ${wanted} blocks of the staging pool, which has ${capacity}`,
-          {
-            hint: "give the pool more host memory, or send shorter prompts",
-            details: { wanted, capacity },
-          },
-        );
-      }
-      if (queue.size === 0 && wanted <= capacity - held) return allocate(requestId, counts);
-      queue.set(requestId, counts);
-      return undefined;
-    },
-    of: (requestId) => owners.get(requestId),
-    free(requestId) {
-      queue.delete(requestId);
-      for (const id of owners.get(requestId)?.flat() ?? []) {
-        taken[id] = 0;
-        held -= 1;
-      }
-      owners.delete(requestId);
-      serve();
-    },
-    clear() {
-      queue.clear();
-      owners.clear();
-      taken.fill(0);
-      held = 0;
-    },
-  };
+  /** Prefers one consecutive run, which transports merge. Never returns block 0. */
+  #chooseFree(count: number): number[] {
+    const free: number[] = [];
+    let run = 0;
+    for (let id = 1; id <= this.capacity; id++) {
+      if (this.#taken[id] === 0) free.push(id);
+      run = this.#taken[id] === 0 ? run + 1 : 0;
+      if (run === count) return free.slice(free.length - count);
+    }
+    return free.slice(0, count);
+  }
 }
 
 function total(counts: readonly number[]): number {
@@ -111,22 +113,7 @@ function total(counts: readonly number[]): number {
 }
 
 /**
- * `count` free ids: one consecutive run if there is one, because transports merge consecutive
- * blocks; otherwise the lowest. Block 0 is never allocated.
- */
-function chooseFree(taken: Uint8Array, count: number): number[] {
-  let run = 0;
-  for (let id = 1; id < taken.length; id++) {
-    run = taken[id] === 0 ? run + 1 : 0;
-    if (run === count) return Array.from({ length: count }, (_, i) => id - count + 1 + i);
-  }
-  const ids: number[] = [];
-  for (let id = 1; id < taken.length && ids.length < count; id++) if (taken[id] === 0) ids.push(id);
-  return ids;
-}
-
-/**
- * Blocks that fit into a staging pool of `poolLengthBytes`, for a rank with these caches.
+ * Blocks that fit into a pool of `poolLengthBytes` on a rank with these caches.
  * @throws `KV_STAGING_FAILED` for fewer than two.
  */
 export function stagingPoolBlocks(caches: KvCaches, poolLengthBytes: number): number {

@@ -1,23 +1,26 @@
-import type { AgentOptions, Tracer } from "@kv/interface";
+import { createRanks } from "@kv/conformance/engine/ranks";
+import type { AgentOptions, KvCaches, Tracer } from "@kv/interface";
 import { decodeHandshakePayload } from "@kv/protocol";
 import { engineIdentity } from "@kv/testing/engine-identity";
 import { simConfig } from "@kv/testing/simulator/sim-config";
-import { createSimRanks } from "@kv/testing/simulator/sim-ranks";
 import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
 import { expect, test } from "vitest";
 import { readTransferConfig } from "../config/transfer-config.js";
 import { METRICS } from "../metrics/metric-names.js";
-import { cpuPlatform } from "../platforms/cpu-platform.js";
+import { cpuPlatform } from "../platforms.js";
 import { createConnectorWorker, type WorkerContext } from "./connector-worker.js";
 
 /**
  * Opens a worker with this `kv_connector_extra_config`: the options of its agent, what its halves
  * get, and its handshake payload.
  */
-async function opened(extra: Readonly<Record<string, unknown>>) {
+async function opened(
+  extra: Readonly<Record<string, unknown>>,
+  change: (caches: KvCaches) => KvCaches = (caches) => caches,
+) {
   const network = memoryNetwork();
   const transport = memoryTransport({ network });
-  const ranks = createSimRanks({ transport, config: simConfig(16), tpSize: 1, numBlocks: 4 });
+  const ranks = createRanks({ transport, config: simConfig(16), tpSize: 1, numBlocks: 4 });
   const [caches] = ranks.caches;
   if (caches === undefined) throw new Error("no rank");
   const asked: (AgentOptions | undefined)[] = [];
@@ -60,7 +63,7 @@ async function opened(extra: Readonly<Record<string, unknown>>) {
       },
     },
   );
-  await worker.registerKvCaches(caches);
+  await worker.registerKvCaches(change(caches));
   const { payload } = await worker.handshakeMetadata();
   const [context] = contexts;
   if (context === undefined) throw new Error("no halves");
@@ -78,10 +81,14 @@ test.each([
     [{ name: "UCX", parameters: { num_threads: "2" } }],
   ],
   ["none: those of the transport", {}, undefined],
-])("the agent has the backends of the transfer config: %s", async (_, extra, backends) => {
-  const { asked } = await opened(extra);
-  expect(asked).toEqual([expect.objectContaining({ backends })]);
-});
+])(
+  "S5.2: the agent has the backends of the transfer config, by the user's key: %s",
+  async (_, extra, backends) => {
+    const { asked } = await opened(extra);
+    const backendsSetting = "kv_connector_extra_config.backends";
+    expect(asked).toEqual([expect.objectContaining({ backends, backendsSetting })]);
+  },
+);
 
 test("both halves get the settings, the engine's tracer and its metrics; peers are told the connector's messages", async () => {
   const { context, counted, tracer, told } = await opened({ request_timeout: 7, engine_ttl: 8 });
@@ -89,6 +96,33 @@ test("both halves get the settings, the engine's tracer and its metrics; peers a
   expect(context.tracer).toBe(tracer);
   expect(counted.at(-1)).toBe(METRICS.expiredRequests);
   expect(told.extension?.features).toEqual(["a", "b"]);
+});
+
+test("H3: an engine's own layout of states is served, or refused when it registers its caches", async () => {
+  const withStates = (recurrentBytes: number, ownRegion: boolean) => (caches: KvCaches) => ({
+    config: {
+      ...caches.config,
+      groups: ["full", "mamba"].map((kind) => ({ kind, layerNames: [] })),
+      stateSpace: { convProjectionBytes: [64], recurrentBytes },
+    },
+    regions: caches.regions.map((region, index) => ({
+      ...region,
+      groupId: ownRegion ? index : -1,
+      // Two states of the second region have the size of one of the first.
+      ...(ownRegion && index === 0
+        ? { blockLengthBytes: region.blockLengthBytes / 2, numKvHeads: 2 }
+        : {}),
+    })),
+  });
+  const bytes = (await opened({})).context.caches.regions[0]?.blockLengthBytes ?? 0;
+  await expect(opened({}, withStates(bytes - 64, true))).resolves.toBeDefined();
+  for (const [ownRegion, name] of [
+    [true, "layers.1"],
+    [false, "layers.0"],
+  ] as const)
+    await expect(opened({}, withStates(bytes, ownRegion))).rejects.toThrow(
+      `the local rank, region "${name}": a state of 64 + ${bytes} bytes is larger than`,
+    );
 });
 
 test.each([

@@ -6,11 +6,13 @@ import {
   KvError,
   type Registration,
   type StepMetadata,
+  settleAll,
   type WorkerConnector,
   type WorkerHandshakeMetadata,
   type WorkerOptions,
   type WorkerOutput,
 } from "@kv/interface";
+import { checkCompatibility } from "@kv/plan";
 import type { KvNotification } from "@kv/protocol";
 import {
   type ConnectorSettings,
@@ -20,57 +22,49 @@ import {
 import { transferredCaches } from "../config/transfer-groups.js";
 import { ConnectorHandshake } from "../handshake/connector-handshake.js";
 import { localGeometry, modelGeometry } from "../handshake/rank-geometry.js";
-import { idleWithinGrace, TaskTracker } from "../peers/background-work.js";
 import { NotificationSender, receiveNotifications } from "../peers/messages.js";
-import type { PeerContext } from "../peers/remote-engine.js";
-import { SharedLocalLists, SharedRemoteAgents } from "../peers/shared-agent-state.js";
-import { TransferMetrics } from "../peers/transfers.js";
+import { type PeerContext, SharedLocalLists, SharedRemoteAgents } from "../peers/remote-engine.js";
+import { idleWithinGrace, TaskTracker, TransferMetrics } from "../peers/transfers.js";
 import type { ConnectorStepMetadata } from "../requests/step-metadata.js";
-import type { ReceiveError, ReceiveFailedOptions } from "./receive-error.js";
 
-/** What both halves of a connector's worker share. */
+/** What both halves of a worker share. */
 export interface WorkerContext extends PeerContext {
-  /**
-   * Whether the engine's cache has one KV cache group, so that a block id alone identifies a block.
-   */
+  /** A block id alone identifies a block. */
   readonly hasSingleGroup: boolean;
   readonly output: WorkerOutputQueue;
   readonly notifications: NotificationSender;
 }
 
-/** P's or D's half of a connector's worker, between `registerKvCaches` and `close`. */
+/** P's or D's half of a worker, between `registerKvCaches` and `close`. */
 export interface WorkerHalf<Orders> {
   step(orders: Orders): void;
   /**
-   * Takes a notification of the agent `from`. Returns false for one that is not for this half.
+   * Takes a notification of the agent `from`; false if it is for the other half.
    * @throws `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
    */
   notified?(notification: KvNotification, from: string): boolean;
   layerComputed?(layer: ComputedLayer): void;
   outstanding(): Readonly<Record<string, number>>;
   readonly engines?: {
-    outstanding(): { readonly opening: number; readonly closing: number };
+    outstanding(): Readonly<Record<"opening" | "closing" | "references", number>>;
     close(): Promise<void>;
   };
   /**
-   * Aborts what waits for peers, and waits for transfers for at most `CLOSE_GRACE_MS`. With a
-   * reason, the worker goes on later: each request is reported, as failed with this reason or as
-   * sent.
+   * Aborts what waits for peers, and waits up to `CLOSE_GRACE_MS` for transfers. With a reason,
+   * every request is reported: as failed with it, or as sent.
    */
   close?(reason?: KvError): Promise<void>;
   closeLast?(reason?: KvError): void;
 }
 
-/** A connector, as `createConnectorWorker` needs it. */
 export interface ConnectorWorkerOptions<Orders extends ConnectorStepMetadata> {
   readonly name: string;
   readonly transferMode: "pull" | "push";
-  /** The transfer operation that this connector uses. The transport must support it. */
+  /** The transport must support it. */
   readonly operation: "read" | "write";
-  /** Extension messages that this worker understands, sent in the handshake. */
   readonly features?: readonly string[] | undefined;
   readonly lists: readonly (keyof Orders & string)[];
-  /** Creates both halves, once the agent exists and the caches are registered. */
+  /** Called once the caches are registered. */
   createHalves(context: WorkerContext): {
     readonly prefill: WorkerHalf<Orders>;
     readonly decode: WorkerHalf<Orders>;
@@ -78,9 +72,8 @@ export interface ConnectorWorkerOptions<Orders extends ConnectorStepMetadata> {
 }
 
 /**
- * The worker side of a connector, one per rank, around one agent: it registers memory, serves the
- * handshake metadata, passes steps and notifications to P's and D's half, and closes everything in
- * the right order.
+ * The worker side of a connector for one rank, around one agent. Registers memory, serves P's and
+ * D's half, and closes all in the right order.
  * @throws `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`.
  */
 export function createConnectorWorker<Orders extends ConnectorStepMetadata>(
@@ -136,7 +129,7 @@ class ConnectorWorker<Orders extends ConnectorStepMetadata>
       `rank ${this.#options.tpRank} of engine ${this.#options.engine.engineId} has taken its KV caches back from the transport`,
       { hint: "the engine sleeps: send the request to another one, or again when it is awake" },
     );
-    // What is reported before the agent is closed might still be written to.
+    // Until the agent is closed, peers might still write to reported blocks.
     this.#output.hold(true);
     await closeWorker(open, reason);
     this.#output.hold(false);
@@ -177,13 +170,21 @@ class ConnectorWorker<Orders extends ConnectorStepMetadata>
     const { prefill, decode } = this.#open;
     let handshakes = 0;
     let closing = 0;
+    let references = 0;
     for (const { engines } of [prefill, decode]) {
       const held = engines?.outstanding();
       handshakes += held?.opening ?? 0;
       closing += held?.closing ?? 0;
+      references += held?.references ?? 0;
     }
-    const unreported = this.#output.size;
-    return { ...prefill.outstanding(), ...decode.outstanding(), handshakes, closing, unreported };
+    return {
+      ...prefill.outstanding(),
+      ...decode.outstanding(),
+      handshakes,
+      closing,
+      references,
+      unreported: this.#output.size,
+    };
   }
 
   async close(): Promise<void> {
@@ -198,9 +199,7 @@ class ConnectorWorker<Orders extends ConnectorStepMetadata>
     return this.close();
   }
 
-  /**
-   * @throws `KV_INTERNAL` for another connector's metadata, which only a wiring mistake can cause.
-   */
+  /** @throws `KV_INTERNAL` for another connector's metadata. */
   #orders(step: StepMetadata): Orders {
     const { name, lists } = this.#connector;
     const { schedulerClockMs, incarnation } = step;
@@ -256,6 +255,7 @@ class ConnectorWorker<Orders extends ConnectorStepMetadata>
     const agent = await transport.createAgent({
       name: random.uuid(),
       backends: config.backends.length === 0 ? undefined : config.backends,
+      backendsSetting: "kv_connector_extra_config.backends",
     });
     try {
       const registrations: Registration[] = [];
@@ -265,6 +265,9 @@ class ConnectorWorker<Orders extends ConnectorStepMetadata>
       const { tpSize, ppSize, dcpSize } = engine;
       const stage = ppSize === 1 ? {} : { ppRank, ppSize };
       const local = localGeometry(caches, { tpRank, tpSize, dcpSize, ...stage });
+      const model = modelGeometry(caches.config);
+      // A stage does not show which groups share its regions.
+      if (ppSize === 1) checkCompatibility({ local, remote: local, ...model });
       const context: WorkerContext = {
         clock,
         log,
@@ -277,7 +280,7 @@ class ConnectorWorker<Orders extends ConnectorStepMetadata>
         caches,
         hasSingleGroup: given.config.groups.length === 1,
         local,
-        model: modelGeometry(caches.config),
+        model,
         handshake: new ConnectorHandshake({
           sideChannel,
           settings: this.#settings,
@@ -286,7 +289,6 @@ class ConnectorWorker<Orders extends ConnectorStepMetadata>
           local,
           transferMode: this.#connector.transferMode,
           features: this.#connector.features,
-          clock,
           log,
         }),
         output: this.#output,
@@ -321,11 +323,16 @@ function requireSupported(
     );
   }
   const { bufferDevices } = platform.capabilities;
-  if (config.bufferDevice !== undefined && !bufferDevices.includes(config.bufferDevice)) {
+  const { bufferDevice } = config;
+  if (bufferDevice !== undefined && !bufferDevices.includes(bufferDevice)) {
+    const isPlatform = bufferDevice === "cuda" || bufferDevice === "cpu";
+    const other = isPlatform
+      ? `, or give the engine the platform of that device (the demo: --platform ${bufferDevice}; a program: ${bufferDevice}Platform())`
+      : "";
     throw new KvError(
       "KV_PLATFORM_UNSUPPORTED",
-      `kv_buffer_device is ${JSON.stringify(config.bufferDevice)}; platform ${platform.deviceType} has ${bufferDevices.join(", ")}`,
-      { hint: `leave kv_buffer_device out for ${bufferDevices[0]}` },
+      `kv_buffer_device is ${JSON.stringify(bufferDevice)}; platform ${platform.deviceType} has ${bufferDevices.join(", ")}`,
+      { hint: `leave kv_buffer_device out for ${bufferDevices[0]}${other}` },
     );
   }
   if (platform.createStaging !== undefined) {
@@ -344,20 +351,16 @@ function requireSupported(
   }
 }
 
-/**
- * Closes both halves, the remote engines and the agent, in this order. `reason` as in
- * `WorkerHalf.close`.
- */
 async function closeWorker<Orders>(open: OpenWorker<Orders>, reason?: KvError): Promise<void> {
   const { context, registrations } = open;
   const halves = [open.prefill, open.decode];
-  const halvesClosed = Promise.all(halves.map((half) => half.close?.(reason)));
+  const halvesClosed = settleAll(halves.map((half) => half.close?.(reason)));
   const peersClosed = new TaskTracker();
   for (const { engines } of halves) if (engines !== undefined) peersClosed.track(engines.close());
   await halvesClosed;
   if (!(await idleWithinGrace(context.clock, [peersClosed]))) {
     context.log.warn("close-did-not-wait", { closing: peersClosed.size });
-    // A transfer that does not end still references a remote engine. Closing the agent ends it.
+    // A transfer that hangs keeps a remote engine; closing the agent ends it.
     await context.agent.close();
   }
   for (const half of halves) half.closeLast?.(reason);
@@ -365,65 +368,61 @@ async function closeWorker<Orders>(open: OpenWorker<Orders>, reason?: KvError): 
   await context.agent.close();
 }
 
-/** Collects a worker's reports until the engine takes them. */
+export const noOutput = () => ({
+  finishedSending: [] as string[],
+  finishedReceiving: [] as string[],
+  failedReceiving: [] as FailedReceive[],
+  failedBlockIds: [] as number[],
+});
+
+export function withUnverified(output: WorkerOutput, unverified: Set<string>): WorkerOutput {
+  const unverifiedReceiving = output.finishedReceiving.filter((id) => unverified.delete(id));
+  return unverifiedReceiving.length === 0 ? output : { ...output, unverifiedReceiving };
+}
+
 export class WorkerOutputQueue {
-  #finishedSending: string[] = [];
-  #finishedReceiving: string[] = [];
-  #unverifiedReceiving: string[] = [];
-  #failedReceiving: FailedReceive[] = [];
-  #failedBlockIds = new Set<number>();
+  #output = noOutput();
+  readonly #unverified = new Set<string>();
   readonly #listeners: (() => void)[] = [];
-  readonly #reportsUnverified: boolean;
+  readonly #cachesUnverifiedKv: boolean;
   #isHeld = false;
 
-  /** `cachesUnverifiedKv`: whether KV that no P has compared counts as compared. */
+  /** `cachesUnverifiedKv`: KV that no P has compared counts as compared. */
   constructor({ cachesUnverifiedKv }: { readonly cachesUnverifiedKv: boolean }) {
-    this.#reportsUnverified = !cachesUnverifiedKv;
+    this.#cachesUnverifiedKv = cachesUnverifiedKv;
   }
 
-  /** P: the request's blocks are no longer needed. */
   sent(requestId: string): void {
-    this.#finishedSending.push(requestId);
+    this.#output.finishedSending.push(requestId);
     this.#progress();
   }
 
   /**
-   * D: the request's KV is in place, or the engine aborted the request and its blocks are free to
-   * use. `isVerified`: P has compared the prompts, or nothing of the KV will be used.
+   * D: the blocks are ready. `isVerified`: P has compared the prompts, or none of the KV will be
+   * used.
    */
   received(requestId: string, isVerified: boolean): void {
-    this.#finishedReceiving.push(requestId);
-    if (!isVerified && this.#reportsUnverified) this.#unverifiedReceiving.push(requestId);
+    this.#output.finishedReceiving.push(requestId);
+    if (!isVerified && !this.#cachesUnverifiedKv) this.#unverified.add(requestId);
     this.#progress();
   }
 
-  /** D: the request's KV did not arrive. */
-  receiveFailed(
-    requestId: string,
-    { error, failureType }: ReceiveError,
-    { invalidBlockIds, blocksAtRisk = false }: ReceiveFailedOptions,
-  ): void {
-    this.#finishedReceiving.push(requestId);
-    this.#failedReceiving.push({
-      requestId,
-      code: error.code,
-      message: error.message,
-      failureType,
-      blockIds: invalidBlockIds,
-      ...(blocksAtRisk ? { blocksAtRisk } : {}),
-    });
-    for (const id of invalidBlockIds) this.#failedBlockIds.add(id);
+  /** D: the KV did not arrive. With `blocksAtRisk`, `blocksSafe` follows. */
+  receiveFailed(failure: FailedReceive): void {
+    this.#output.finishedReceiving.push(failure.requestId);
+    this.#output.failedReceiving.push(failure);
+    this.#output.failedBlockIds.push(...(failure.blockIds ?? []));
     this.#progress();
   }
 
-  /** D: no peer can write any more to the blocks of a request that failed with `blocksAtRisk`. */
   blocksSafe(requestId: string): void {
-    const index = this.#failedReceiving.findIndex((failure) => failure.requestId === requestId);
-    if (index < 0) this.#finishedReceiving.push(requestId);
+    const { failedReceiving, finishedReceiving } = this.#output;
+    const index = failedReceiving.findIndex((failure) => failure.requestId === requestId);
+    if (index < 0) finishedReceiving.push(requestId);
     else {
-      // The engine has not seen the failure yet: it is reported once, without the risk.
-      const { blocksAtRisk: _, ...failure } = this.#failedReceiving[index] as FailedReceive;
-      this.#failedReceiving[index] = failure;
+      // The engine has not seen the failure: report it once, without the risk.
+      const { blocksAtRisk: _, ...failure } = failedReceiving[index] as FailedReceive;
+      failedReceiving[index] = failure;
     }
     this.#progress();
   }
@@ -434,28 +433,10 @@ export class WorkerOutputQueue {
   }
 
   take(): WorkerOutput {
-    if (this.#isHeld)
-      return {
-        finishedSending: [],
-        finishedReceiving: [],
-        failedReceiving: [],
-        failedBlockIds: [],
-      };
-    const output: WorkerOutput = {
-      finishedSending: this.#finishedSending,
-      finishedReceiving: this.#finishedReceiving,
-      ...(this.#unverifiedReceiving.length === 0
-        ? {}
-        : { unverifiedReceiving: this.#unverifiedReceiving }),
-      failedReceiving: this.#failedReceiving,
-      failedBlockIds: [...this.#failedBlockIds],
-    };
-    this.#finishedSending = [];
-    this.#finishedReceiving = [];
-    this.#unverifiedReceiving = [];
-    this.#failedReceiving = [];
-    this.#failedBlockIds = new Set();
-    return output;
+    if (this.#isHeld) return noOutput();
+    const output = this.#output;
+    this.#output = noOutput();
+    return withUnverified(output, this.#unverified);
   }
 
   onProgress(listener: () => void): void {
@@ -463,7 +444,8 @@ export class WorkerOutputQueue {
   }
 
   get size(): number {
-    return this.#finishedSending.length + this.#finishedReceiving.length;
+    const { finishedSending, finishedReceiving } = this.#output;
+    return finishedSending.length + finishedReceiving.length + this.#unverified.size;
   }
 
   #progress(): void {

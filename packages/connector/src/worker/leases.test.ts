@@ -1,5 +1,6 @@
 import type { Clock } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
+import { leavesNothing } from "@kv/testing/nothing-left";
 import { describe, expect, it } from "vitest";
 import { Leases } from "./leases.js";
 
@@ -9,6 +10,10 @@ function setUp(extensionMs = 20_000) {
   const leases = new Leases({ clock, extensionMs, onExpired: (id) => expired.push(id) });
   const grant = (wireId: string, expiresAtMs: number, unattendedExpiresAtMs?: number) =>
     leases.grant({ wireId, expiresAtMs, unattendedExpiresAtMs }, clock.now());
+  leavesNothing(
+    () => ({ leases: leases.size, timers: clock.pending() }),
+    () => clock.advance(1_000_000),
+  );
   return { clock, expired, grant, leases };
 }
 

@@ -10,7 +10,6 @@ import {
 import { sameCapability } from "@kv/protocol";
 import type { LeaseOrder } from "../requests/step-metadata.js";
 
-/** When a lease ends, on the scheduler's clock. */
 type LeaseTerms = Pick<
   LeaseOrder,
   "wireId" | "expiresAtMs" | "unattendedExpiresAtMs" | "traceparent"
@@ -19,14 +18,10 @@ type LeaseTerms = Pick<
 /** Options of `Leases`. */
 export interface LeasesOptions {
   readonly clock: Clock;
-  /**
-   * How long a heartbeat extends a lease from its arrival, in ms. vLLM 0.33: two thirds of the
-   * lease.
-   */
+  /** Added by a heartbeat from its arrival. vLLM 0.33: two thirds of the lease. */
   readonly extensionMs: number;
-  /** Gets a span for each lease, with an event for each extension. */
+  /** Gets a span per lease and an event per extension. */
   readonly tracer?: Tracer | undefined;
-  /** Called from a timer for each lease that has ended. `close` does not call it. */
   onExpired(id: string): void;
 }
 
@@ -40,9 +35,8 @@ interface Lease {
 }
 
 /**
- * How long P's worker keeps the blocks of finished requests for their readers. A lease starts at
- * the engine's `requestFinished`; a heartbeat makes its end `max(end, now + extension)`, as in vLLM
- * 0.33 (lease 30 s, heartbeats every sixth, extension two thirds of it).
+ * How long P's worker keeps finished requests' blocks. As in vLLM 0.33, a heartbeat moves the end
+ * to `max(end, now + extension)` (lease 30 s, heartbeats every sixth, extension two thirds).
  */
 export class Leases {
   readonly #options: LeasesOptions;
@@ -53,8 +47,8 @@ export class Leases {
   }
 
   /**
-   * Grants the lease of an order. The scheduler may run in another process, whose clock was
-   * `schedulerClockMs` at the step: the delay of the step makes the lease longer, which is safe.
+   * The delay since `schedulerClockMs`, the scheduler's clock at the step, makes the lease longer,
+   * which is safe.
    */
   grant(order: LeaseTerms, schedulerClockMs: number): void {
     const { clock, tracer } = this.#options;
@@ -77,10 +71,7 @@ export class Leases {
     this.#arm(id, lease);
   }
 
-  /**
-   * Extends the leases that a heartbeat names. Ids without a lease are ignored: it has ended, or
-   * its step has not arrived yet.
-   */
+  /** Ignores ids whose lease has ended or not arrived yet. */
   extend(ids: Iterable<string>): void {
     const extendedMs = this.#options.clock.now() + this.#options.extensionMs;
     for (const id of ids) {
@@ -89,8 +80,7 @@ export class Leases {
       lease.isAttended = true;
       lease.attendedMs = Math.max(lease.attendedMs, extendedMs);
       lease.span?.event("extended", { "kv.lease.extension_ms": this.#options.extensionMs });
-      // A timer that fires too early checks again, which is cheaper than moving it at each
-      // heartbeat. Only a timer that is too late must move.
+      // Checking again costs less than moving the timer at each heartbeat.
       if (lease.attendedMs < lease.timerAtMs) this.#arm(id, lease);
     }
   }
@@ -115,13 +105,12 @@ export class Leases {
     this.#leases.clear();
   }
 
-  /** Each lease has a timer of its own: setting one costs the same with any number of leases. */
+  /** Setting a timer costs the same with any number of leases. */
   #arm(id: string, lease: Lease): void {
     const { clock } = this.#options;
     lease.timer?.cancel();
     lease.timerAtMs = end(lease);
-    // Whole milliseconds: with a remainder below the clock's resolution, the timer would fire again
-    // and again.
+    // Below the clock's resolution, the timer would fire again and again.
     const delayMs = Math.max(0, Math.ceil(lease.timerAtMs - clock.now()));
     lease.timer = clock.setTimer(() => this.#check(id, lease), delayMs);
   }
@@ -143,31 +132,26 @@ function end(lease: Lease): number {
   return lease.isAttended ? lease.attendedMs : lease.unattendedMs;
 }
 
-/** A request of P that peers send messages about. */
 export interface GuardedRequest {
   readonly requestId: string;
-  /** The request's capability; undefined where nothing but the id is known. */
+  /** Undefined where only the id is known. */
   readonly capability?: string | undefined;
-  /** Whether a peer has proved that it holds the request's parameters. */
+  /** A peer has proved that it holds the request's parameters. */
   isProven: boolean;
 }
 
 /** Options of `MessageGuard`. */
 export interface MessageGuardOptions {
-  /** `require_kv_peer`: messages without a capability act on nothing. */
+  /** `require_kv_peer`: messages without a capability have no effect. */
   readonly requiresKvPeer: boolean;
-  /**
-   * Gets one warning when a message in vLLM's form acts on a request, and one when a message is
-   * refused; further refusals are for `debug`.
-   */
+  /** Gets one warning when a vLLM message acts, and one when a message is refused. */
   readonly log: Log;
 }
 
 /**
- * Decides whether a peer's message may act on a request of P: free its blocks or extend its lease.
- * A message with a capability must have the request's. One without, in vLLM's form, is accepted
- * only where plain vLLM peers are, and only until a peer has proved that it holds the request's
- * parameters: the request then belongs to an `@kv` D, which does not send this form.
+ * Decides which messages may act on P's requests. A capability must be the request's. A message
+ * without one, as vLLM sends it, acts only where plain vLLM peers are accepted, and not once a peer
+ * has proved that it holds the parameters: the request then belongs to an `@kv` D.
  */
 export class MessageGuard {
   readonly #options: MessageGuardOptions;
@@ -178,10 +162,7 @@ export class MessageGuard {
     this.#options = options;
   }
 
-  /**
-   * Whether the message from the agent `from` may act on the request. `capability` is the
-   * message's; undefined for vLLM's form.
-   */
+  /** `from`: the agent. `capability`: undefined in vLLM's form. */
   mayAct(request: GuardedRequest, capability: string | undefined, from: string): boolean {
     const { log, requiresKvPeer } = this.#options;
     const { requestId } = request;
@@ -211,7 +192,7 @@ export class MessageGuard {
     return true;
   }
 
-  /** A flood of forged messages must not become a flood of log lines. */
+  /** A flood of forged messages must not flood the log. */
   #refused(event: string, fields: LogFields): void {
     this.#options.log[this.#hasRefused ? "debug" : "warn"](event, fields);
     this.#hasRefused = true;

@@ -1,8 +1,8 @@
 import { type KvCaches, KvError, silentLog } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, it } from "vitest";
-import { TaskTracker } from "../peers/background-work.js";
-import type { RemoteRequest } from "../requests/remote-request.js";
+import { TaskTracker } from "../peers/transfers.js";
+import type { RemoteRequest } from "../requests/references.js";
 import { WorkerOutputQueue } from "./connector-worker.js";
 import { PendingReceives } from "./pending-receives.js";
 

@@ -1,45 +1,37 @@
 import { type KvCacheRegion, type KvCaches, KvError, type Span, type Timer } from "@kv/interface";
 import { applyReceivePass, type RequestPlan, uncoveredRuns } from "@kv/plan";
-import { type TaskTracker, traced } from "../peers/background-work.js";
 import type { EngineReference, OpenEngine, RemoteEngine } from "../peers/remote-engine.js";
-import type { RemoteRequest } from "../requests/remote-request.js";
+import { type TaskTracker, traced } from "../peers/transfers.js";
+import type { RemoteRequest } from "../requests/references.js";
 import type { WorkerContext } from "./connector-worker.js";
-import { type FailureType, ReceiveError } from "./receive-error.js";
 
-/** A scheduler side's order to receive one request's KV. */
+/** Orders a worker to receive one request's KV. */
 export interface ReceiveOrderBase {
   readonly requestId: string;
   readonly remote: RemoteRequest;
   readonly localBlockIds: readonly (readonly number[])[];
 }
 
-/** Receives one request's KV. */
 export interface Receiver<Order extends ReceiveOrderBase> {
   /**
-   * Settles when nothing can touch the request's blocks any more; rejects (best with a
-   * `ReceiveError`) when the KV did not arrive.
+   * Settles when nothing can touch the blocks any more; rejects (best with a `ReceiveError`) when
+   * the KV did not arrive.
    */
   run(receive: PendingReceive<Order>): Promise<void>;
-  /** Called after `run`, before the outcome is reported. `error` is undefined after a success. */
   ended?(receive: PendingReceive<Order>, error: ReceiveError | undefined): void;
-}
-
-/** As `RemoteEngines.acquire`. */
-interface EngineSource<Engine> {
-  acquire(request: RemoteRequest, signal: AbortSignal): Promise<EngineReference<Engine>>;
 }
 
 /** Options of `PendingReceives`. */
 export interface PendingReceivesOptions
   extends Pick<WorkerContext, "caches" | "clock" | "hasSingleGroup" | "log" | "output" | "tracer"> {
   readonly tasks: TaskTracker;
-  /** From the order until the KV is in place, in ms. `PendingReceive.allow` changes it. */
+  /** From the order until the KV is in place, unless `PendingReceive.allow` changes it. */
   readonly timeoutMs: number;
 }
 
 /** One request whose KV is being received. */
 export class PendingReceive<Order extends ReceiveOrderBase> {
-  /** The scheduler's order. In a trace, the receive is the parent of the spans about the order. */
+  /** A trace shows the order's spans under the receive. */
   readonly order: Order;
   readonly #span: Span | undefined;
   readonly #options: PendingReceivesOptions;
@@ -48,17 +40,11 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
   readonly #startedMs: number;
   #timer: Timer;
   isReported = false;
-  /**
-   * Whether the engine aborted the request. It then waits for the blocks, and gets no failure
-   * report.
-   */
+  /** The engine waits for the blocks and gets no failure report. */
   isAborted = false;
-  /** Whether P has compared the prompt with the one that it computed. Set by the receiver. */
+  /** P has compared the prompts. Set by the receiver. */
   isVerified = false;
-  /**
-   * The engine that the blocks were registered with; undefined where none is open yet, and in pull.
-   * Set by the receiver.
-   */
+  /** Push sets it when the blocks are registered with an engine. */
   engine: OpenEngine | undefined;
 
   constructor(order: Order, options: PendingReceivesOptions, pass: ReceivePass) {
@@ -79,23 +65,28 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
   }
 
   /**
-   * Opens the engine that the order names; the caller releases it.
+   * Opens the order's engine, which the caller releases. `isNamed`: an `@kv` P finds the request
+   * without `kv_peer`.
    * @throws `ReceiveError` with `failureType`.
    */
-  async open<Engine>(
-    engines: EngineSource<Engine>,
+  async open<Engine extends OpenEngine>(
+    engines: {
+      acquire(request: RemoteRequest, signal: AbortSignal): Promise<EngineReference<Engine>>;
+    },
     failureType: FailureType,
+    isNamed = false,
   ): Promise<EngineReference<Engine>> {
     try {
-      return await engines.acquire(this.order.remote, this.signal);
+      const reference = await engines.acquire(this.order.remote, this.signal);
+      if (!isNamed) requirePeerParams(this.order.remote, reference);
+      return reference;
     } catch (error) {
       throw this.error(error, failureType, "KV_HANDSHAKE_REFUSED");
     }
   }
 
   /**
-   * Makes the pass over the blocks after the last byte has landed, where the plan has one: it
-   * reorders heads and tokens and zeroes uncovered tokens.
+   * Reorders heads and tokens and zeroes uncovered tokens where the plan says so.
    * @throws `ReceiveError`.
    */
   async pass(engine: RemoteEngine, plan: RequestPlan): Promise<void> {
@@ -119,54 +110,43 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
     return ReceiveError.from(error, code, failureType, this.signal);
   }
 
-  /** Changes how long the receive may take from the order on, in ms. */
+  /** From the order on, in ms. */
   allow(timeoutMs: number): void {
     this.#timer.cancel();
     this.#timer = this.#deadline(timeoutMs);
   }
 
-  /** Aborts when the request was aborted, has failed, or has reached its deadline. */
   get signal(): AbortSignal {
     return this.#controller.signal;
   }
 
-  /** Ends the receive with a failure that is reported to the engine. */
+  /** Ends the receive; the engine gets the failure. */
   fail(reason: KvError): void {
     this.#controller.abort(reason);
   }
 
-  /**
-   * Ends the receive because the engine aborted the request: only the return of the blocks is
-   * reported.
-   */
+  /** The engine aborted the request: only the blocks' return is reported. */
   abort(reason: KvError): void {
     this.isAborted = true;
     this.#controller.abort(reason);
   }
 
-  /**
-   * Reports the failure early: a peer may still write to the blocks. They are reported as safe when
-   * `run` settles.
-   */
+  /** Reports a failure while a peer may still write. The blocks are safe when `run` settles. */
   reportBlocksAtRisk(error: ReceiveError): void {
     if (this.isAborted) return;
     this.isReported = true;
     this.report(error, true);
   }
 
-  report(error: ReceiveError, blocksAtRisk: boolean): void {
+  report({ error, failureType }: ReceiveError, blocksAtRisk: boolean): void {
     const { log, output, hasSingleGroup } = this.#options;
     const { requestId, remote, localBlockIds } = this.order;
-    log.warn("receive-failed", {
-      requestId,
-      engineId: remote.engineId,
-      failureType: error.failureType,
-      code: error.error.code,
-      error: error.error.message,
-      ...(blocksAtRisk ? { blocksAtRisk } : {}),
-    });
-    const invalidBlockIds = hasSingleGroup ? (localBlockIds[0] ?? []) : [];
-    output.receiveFailed(requestId, error, { invalidBlockIds, blocksAtRisk });
+    const { code, message } = error;
+    const risk = blocksAtRisk ? { blocksAtRisk } : {};
+    const { engineId } = remote;
+    log.warn("receive-failed", { requestId, engineId, failureType, code, error: message, ...risk });
+    const blockIds = hasSingleGroup ? (localBlockIds[0] ?? []) : [];
+    output.receiveFailed({ requestId, code, message, failureType, blockIds, ...risk });
   }
 
   #deadline(timeoutMs: number): Timer {
@@ -183,10 +163,7 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
   }
 }
 
-/**
- * The requests whose KV D's worker is receiving. Each runs independently, and its outcome is in the
- * worker's output at its deadline at the latest.
- */
+/** The requests that D's worker receives. Each has an outcome by its deadline. */
 export class PendingReceives<Order extends ReceiveOrderBase> {
   readonly #options: PendingReceivesOptions;
   readonly #receiver: Receiver<Order>;
@@ -200,10 +177,7 @@ export class PendingReceives<Order extends ReceiveOrderBase> {
     this.#pass = new ReceivePass(options.caches);
   }
 
-  /**
-   * Starts a receive. A second order for the same request is logged and ignored: two transfers must
-   * not fill the same blocks.
-   */
+  /** Ignores a second order: two transfers must not fill the same blocks. */
   start(order: Order): void {
     const { log, tasks } = this.#options;
     const { requestId } = order;
@@ -222,8 +196,10 @@ export class PendingReceives<Order extends ReceiveOrderBase> {
     );
   }
 
-  /** Called when the engine aborts the request. No effect for an unknown request. */
-  abort(requestId: string, reason: KvError): void {
+  abort(
+    requestId: string,
+    reason = new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted`),
+  ): void {
     this.#receives.get(requestId)?.abort(reason);
   }
 
@@ -231,9 +207,7 @@ export class PendingReceives<Order extends ReceiveOrderBase> {
     return this.#receives.values();
   }
 
-  /**
-   * Reports nothing from now on: a receive may end although a peer can still write to its blocks.
-   */
+  /** Reports nothing from now on, because a peer may write after a receive ends. */
   abandonAll(): void {
     this.#isAbandoned = true;
   }
@@ -265,6 +239,26 @@ export class PendingReceives<Order extends ReceiveOrderBase> {
   }
 }
 
+/**
+ * An `@kv` P answers with `kv_peer`: without it, P cannot tell whose blocks D means.
+ * @throws `KV_REQUEST_INVALID`; then the reference is released.
+ */
+function requirePeerParams(
+  { engineId, requestId, lease, blocks }: RemoteRequest,
+  { engine, release }: EngineReference<OpenEngine>,
+): void {
+  if (engine.incarnation === undefined || lease !== undefined || blocks === undefined) return;
+  release();
+  throw new KvError(
+    "KV_REQUEST_INVALID",
+    `kv_transfer_params of request ${requestId} have no kv_peer, which engine ${engineId} sends: something between the two workers left it out`,
+    {
+      hint: "pass the kv_transfer_params of the prefill answer on unchanged; a router must keep keys that it does not know",
+      details: { key: "kv_peer", engineId },
+    },
+  );
+}
+
 function timeoutError(
   { requestId, remote: { engineId } }: ReceiveOrderBase,
   timeoutMs: number,
@@ -275,7 +269,6 @@ function timeoutError(
 
 type Pass = NonNullable<RequestPlan["receivePass"]>;
 
-/** The receive passes over D's blocks. */
 class ReceivePass {
   readonly #caches: KvCaches;
   #views: readonly Uint8Array[] | undefined;
@@ -285,9 +278,8 @@ class ReceivePass {
   }
 
   /**
-   * In device memory it zeroes with `Memory.scatter`: the plan has put the bytes in order. Rejects
-   * with `KV_PLATFORM_UNSUPPORTED` for device memory without `scatter`, and with the errors of
-   * `scatter`.
+   * In device memory it only zeroes, with `Memory.scatter`: the plan has put the bytes in order.
+   * @throws `KV_PLATFORM_UNSUPPORTED` for device memory without `scatter`; those of `scatter`.
    */
   async apply({ plan }: RemoteEngine, receivePass: Pass): Promise<void> {
     const { regions } = this.#caches;
@@ -315,7 +307,7 @@ function viewOf({
   return memory.view(offsetBytes, (numBlocks - 1) * blockStrideBytes + blockLengthBytes);
 }
 
-/** Zeroes rows `[offset from the region's base, length]`, which it changes. */
+/** `[offset from the region's base, length]`. */
 async function zeroRuns(
   { name, memory, offsetBytes }: KvCacheRegion,
   rows: Float64Array,
@@ -338,4 +330,75 @@ async function zeroRuns(
       },
     );
   }
+}
+
+/** vLLM 0.33's `failure_type` values and this project's. */
+export type FailureType =
+  | "handshake_failed"
+  | "transfer_setup_failed"
+  | "transfer_failed"
+  | "transfer_exception"
+  | "push_reg_handshake_failed"
+  | "push_reg_notif_failed"
+  | "lease_expired"
+  /** Pull: P did not say whether it still held the blocks that D read. */
+  | "lease_query_failed"
+  /** Pull: P has computed another prompt. */
+  | "prompt_mismatch"
+  /** Push: P will not write. */
+  | "push_refused"
+  | "push_timed_out";
+
+/** Why a request's KV did not arrive. Names the failed step as vLLM does. */
+export class ReceiveError extends Error {
+  constructor(
+    readonly error: KvError,
+    readonly failureType: FailureType,
+  ) {
+    super(error.message, { cause: error });
+  }
+
+  /**
+   * After an abort, the signal's reason replaces the error. `code`: for errors other than
+   * `KvError`.
+   */
+  static from(
+    error: unknown,
+    code: KvError["code"],
+    failureType: FailureType,
+    signal: AbortSignal,
+  ): ReceiveError {
+    if (error instanceof ReceiveError) return error;
+    const reason = signal.aborted ? signal.reason : withoutAddress(error);
+    return new ReceiveError(KvError.from(reason, code, "a receive failed"), failureType);
+  }
+}
+
+/** They say what is at an address. */
+const ABOUT_THE_ADDRESS: readonly KvError["code"][] = [
+  "KV_SIDE_CHANNEL_UNREACHABLE",
+  "KV_SIDE_CHANNEL_TIMEOUT",
+  "KV_WIRE_MALFORMED",
+  "KV_WIRE_LIMIT_EXCEEDED",
+];
+
+/** Hides what is at the client's address, or nothing: D must not be its clients' port scanner. */
+function withoutAddress(error: unknown): unknown {
+  if (KvError.is(error, "KV_HANDSHAKE_BACKED_OFF")) {
+    return new KvError(
+      "KV_HANDSHAKE_BACKED_OFF",
+      "the worker that kv_transfer_params name has failed before and is not tried again yet",
+      {
+        hint: "the log of the worker that answers says why; send the prompt to another prefill worker",
+      },
+    );
+  }
+  if (!KvError.is(error) || !ABOUT_THE_ADDRESS.includes(error.code)) return error;
+  return new KvError(
+    "KV_SIDE_CHANNEL_UNREACHABLE",
+    "the worker that kv_transfer_params name does not answer",
+    {
+      hint: "the log of the worker that answers says why; send the prompt to a prefill worker again",
+    },
+  );
 }

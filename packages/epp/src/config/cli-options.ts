@@ -12,14 +12,12 @@ import { KvError } from "@kv/interface";
 import { z } from "zod";
 import { listenSchema, type PickerSettingsInput, pickerFileSchema } from "./settings.js";
 
-/** The command line, parsed. */
 export interface CliOptions {
   readonly host: string;
   readonly port: number;
   readonly logLevel: LogLevel;
-  /** File that spans are appended to. */
   readonly trace: string | undefined;
-  /** The settings of the file, with those of the flags over them. `createPicker` checks them. */
+  /** `createPicker` checks them. */
   readonly settings: PickerSettingsInput;
 }
 
@@ -34,7 +32,6 @@ const pickerFlags = fleetFlags.extend(
   }),
 );
 
-/** The program. Its flags follow from its settings. */
 export const PROGRAM = {
   name: "kv-epp",
   description:
@@ -46,10 +43,8 @@ export const PROGRAM = {
 };
 
 /**
- * Parses the arguments after the program's name, and the file of `--config`; flags override the
- * file.
- * @throws `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`; commander exits with a message for an
- * unknown flag.
+ * Flags override the file of `--config`.
+ * @throws `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`.
  */
 export function parseCli(args: readonly string[], readFile: (path: string) => string): CliOptions {
   const { flags, given, inFile } = readCommandLine(PROGRAM, args, readFile);

@@ -59,16 +59,17 @@ test.each([[["--tls-cert", "c"]], [["--no-tls", "--tls-key", "k"]]])("%j is refu
   expect(() => parseCli([...INSTANCES, ...flags], () => "")).toThrow("do not go together alone");
 });
 
-test("an unknown setting of a file is named", () => {
-  const file = '{"limit":{}}';
-  expect(() => parseCli(["--config", "f.json", ...INSTANCES], () => file)).toThrow(
-    /f\.json is not valid: .*limit/,
-  );
-});
-
 test("a limit of one address above that of all is refused, and half of all is the default", () => {
   expect(() => readSettings({ limits: { connections: 10, connectionsPerAddress: 11 } })).toThrow(
     "limits.connectionsPerAddress is 11, above limits.connections, which is 10",
   );
   expect(readSettings({ limits: { connections: 9 } }).limits.connectionsPerAddress).toBe(5);
+});
+
+test.each([
+  ['{"prot":1}', "port"],
+  ['{"limits":{"conections":1}}', "connections"],
+])("first-contact.md 3: %s is refused, and the nearest known key is named", (text, nearest) => {
+  const parse = () => parseCli(["--config", "f.json", ...INSTANCES], () => text);
+  expect(parse).toThrow(new RegExp(`^f\\.json is not valid: .*, did you mean ${nearest}\\?`));
 });

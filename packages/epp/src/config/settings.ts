@@ -68,7 +68,6 @@ const metricsSchema = z.strictObject({
       a free one`,
 });
 
-/** Where gateways are served, as a configuration file and flags say. */
 export const listenSchema = z.strictObject({
   host: setting(z.string().default("127.0.0.1"))`--host <host>: address to listen on`,
   port: setting(
@@ -77,7 +76,7 @@ export const listenSchema = z.strictObject({
       one`,
 });
 
-/** The settings of the picker, as a zod schema. */
+/** The zod schema of the picker's settings. */
 export const pickerSettingsSchema = z.strictObject({
   ...fleetSettings,
   ...group("Answers", {
@@ -119,30 +118,21 @@ export const pickerSettingsSchema = z.strictObject({
   }),
 });
 
-/** A configuration file: the settings, and where to listen. */
 export const pickerFileSchema = z.strictObject({
   ...listenSchema.shape,
   ...pickerSettingsSchema.shape,
   $schema: setting(z.string().optional())`for editors`,
 });
 
-/**
- * The settings as a program, a configuration file or a command line gives them; each member has a
- * default.
- */
+/** The settings as given; each has a default. */
 export type PickerSettingsInput = z.input<typeof pickerSettingsSchema>;
 /** The settings with their defaults. */
 export type PickerSettings = Omit<z.output<typeof pickerSettingsSchema>, "limits"> & {
-  /** What gateways and their clients can make the picker hold. */
   readonly limits: z.output<typeof limitsSchema> & { readonly connectionsPerAddress: number };
 };
-/** The content of a configuration file. */
 export type PickerFileInput = z.input<typeof pickerFileSchema>;
 
-/**
- * Checks settings and fills in defaults.
- * @throws `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, with the name of each wrong setting.
- */
+/** @throws `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, with the name of each wrong setting. */
 export function readSettings(input: unknown): PickerSettings {
   const settings = parseSettings(pickerSettingsSchema, input, {
     subject: "the picker's settings are",
@@ -156,7 +146,7 @@ export function readSettings(input: unknown): PickerSettings {
   return { ...settings, limits: all };
 }
 
-/** Refuses a limit of one that is above the limit of all: it would have no effect. */
+/** A limit of one above the limit of all would have no effect. */
 function requireAtMost<Name extends string>(
   limits: Readonly<Record<Name, number>>,
   one: Name,

@@ -3,43 +3,34 @@ import { DECODE_ROUTES, ENDPOINTS, type Endpoint, whyRefused } from "@kv/fleet/f
 import { statusOf } from "@kv/http";
 import { KvError } from "@kv/interface";
 
-/**
- * The messages of `proto/ext_proc.proto` as `@grpc/proto-loader` reads and writes them. What Envoy
- * leaves out is undefined.
- */
+/** Messages of `proto/ext_proc.proto` as `@grpc/proto-loader` reads and writes them. */
 
-/** A header of HTTP. */
 interface HeaderValue {
   readonly key: string;
   readonly value?: string | undefined;
   readonly raw_value?: Buffer | undefined;
 }
 
-/** A value of `google.protobuf.Struct`. */
 export interface StructValue {
   readonly stringValue?: string | undefined;
   readonly listValue?: { readonly values?: readonly StructValue[] | undefined } | undefined;
   readonly structValue?: Struct | undefined;
 }
 
-/** `google.protobuf.Struct`. */
 export interface Struct {
   readonly fields?: Readonly<Record<string, StructValue>> | undefined;
 }
 
-/** `HttpHeaders`. */
 export interface HttpHeaders {
   readonly headers?: { readonly headers?: readonly HeaderValue[] | undefined } | undefined;
   readonly end_of_stream?: boolean | undefined;
 }
 
-/** `HttpBody`, and `StreamedBodyResponse`. */
 export interface HttpBody {
   readonly body?: Buffer | undefined;
   readonly end_of_stream?: boolean | undefined;
 }
 
-/** `ProcessingRequest`. */
 export interface ProcessingRequest {
   readonly request_headers?: HttpHeaders | undefined;
   readonly response_headers?: HttpHeaders | undefined;
@@ -60,10 +51,8 @@ export interface ProcessingRequest {
     | undefined;
 }
 
-/** `ProcessingResponse`. */
 export type ProcessingResponse = object;
 
-/** `BodySendMode.FULL_DUPLEX_STREAMED`. */
 const FULL_DUPLEX_STREAMED = 4;
 const BODY_MODES = [
   "NONE",
@@ -74,18 +63,10 @@ const BODY_MODES = [
   "GRPC",
 ];
 
-/** The name of a `BodySendMode`. */
-function bodyModeName(mode: number): string {
-  return BODY_MODES[mode] ?? String(mode);
-}
-
-/** The largest chunk that Envoy's documentation recommends for a body response. */
+/** Envoy's documentation recommends at most this for a body response. */
 const CHUNK_BYTES = 64 * 1024;
 
-/**
- * HTTP headers by lower-case name; those of several lines joined by commas, as Node does. Envoy
- * sends the values as `raw_value`.
- */
+/** Repeated values are joined by commas, as in Node. */
 export function headersOf(message: HttpHeaders): Record<string, string> {
   const headers: Record<string, string> = Object.create(null) as Record<string, string>;
   for (const { key, value, raw_value: raw } of message.headers?.headers ?? []) {
@@ -96,10 +77,7 @@ export function headersOf(message: HttpHeaders): Record<string, string> {
   return headers;
 }
 
-/**
- * The texts of a metadata entry: a list, or one text with commas. Undefined where the entry is not
- * set.
- */
+/** Reads a list, or one text with commas. */
 export function metadataTexts(
   { metadata_context: context }: ProcessingRequest,
   namespace: string,
@@ -107,18 +85,15 @@ export function metadataTexts(
 ): string[] | undefined {
   const value = context?.filter_metadata?.[namespace]?.fields?.[key];
   if (value === undefined) return undefined;
-  const texts = value.listValue?.values?.map(({ stringValue }) => stringValue ?? "") ?? [
-    value.stringValue ?? "",
-  ];
-  return texts
-    .flatMap((text) => text.split(","))
+  return (value.listValue?.values ?? [value])
+    .flatMap(({ stringValue = "" }) => stringValue.split(","))
     .map((text) => text.trim())
     .filter((text) => text !== "");
 }
 
 /**
- * `upstream.address`, where the gateway's `response_attributes` name it: `ip:port` of the instance
- * that has served.
+ * `ip:port` of the instance that served, if the gateway's `response_attributes` name
+ * `upstream.address`.
  */
 export function upstreamAddress({ attributes }: ProcessingRequest): string | undefined {
   for (const { fields } of Object.values(attributes ?? {})) {
@@ -128,7 +103,6 @@ export function upstreamAddress({ attributes }: ProcessingRequest): string | und
   return undefined;
 }
 
-/** `HeaderMutation`: sets headers in place of the client's, and removes others. */
 export function headerMutation(
   set: Readonly<Record<string, string>>,
   remove: readonly string[] = [],
@@ -142,7 +116,6 @@ export function headerMutation(
   };
 }
 
-/** The bytes of a body as `StreamedBodyResponse`s; the last one ends the body where `end`. */
 export function* bodyResponses(
   direction: "request_body" | "response_body",
   bytes: Buffer,
@@ -158,30 +131,18 @@ export function* bodyResponses(
   }
 }
 
-const GENERATION: ReadonlySet<string> = new Set<string>(ENDPOINTS);
-const DECODE: ReadonlySet<string> = new Set(DECODE_ROUTES);
-
-/**
- * Whether a path is one of those that generate text, for which instances are chosen by their body.
- */
 export function isGeneration(path: string): path is Endpoint {
-  return GENERATION.has(path);
+  return (ENDPOINTS as readonly string[]).includes(path);
 }
 
-/**
- * Overload is 429, also where it is of all clients together: a gateway takes 503 for a picker
- * without instances.
- */
+/** To a gateway 503 means a picker without instances, so overload is 429. */
 export function refusalStatus(error: KvError): number {
   return error.code === "KV_PROXY_OVERLOADED" ? 429 : statusOf(error);
 }
 
-/** The gateway is configured in a way that the picker cannot serve. */
 class WrongUse extends Error {}
 
-/**
- * @throws `WrongUse` for a gateway that would not send the whole body, or would not take it back.
- */
+/** @throws `WrongUse` if the gateway would not send the whole body, or not take it back. */
 export function requireFullDuplex(message: ProcessingRequest): void {
   const {
     request_headers: headers,
@@ -191,18 +152,16 @@ export function requireFullDuplex(message: ProcessingRequest): void {
   if (observes === true)
     throw new WrongUse("observability_mode is set: the picker cannot answer then");
   const { request_body_mode: request = 0, response_body_mode: response = 0 } = config ?? {};
-  // Of a request without a body nothing else is needed.
+  // A request without a body needs no body mode.
   const isRequestRight =
     config === undefined || request === FULL_DUPLEX_STREAMED || headers?.end_of_stream === true;
   if (isRequestRight && (response === 0 || response === FULL_DUPLEX_STREAMED)) return;
-  const wrong = isRequestRight ? "response" : "request";
-  const mode = bodyModeName(isRequestRight ? response : request);
+  const [wrong, mode] = isRequestRight ? ["response", response] : ["request", request];
   throw new WrongUse(
-    `${wrong}_body_mode is ${mode}; set processing_mode.${wrong}_body_mode to FULL_DUPLEX_STREAMED`,
+    `${wrong}_body_mode is ${BODY_MODES[mode] ?? mode}; set processing_mode.${wrong}_body_mode to FULL_DUPLEX_STREAMED`,
   );
 }
 
-/** The error with which a stream ends that the picker cannot serve. */
 export function grpcError(thrown: unknown): object {
   const isWrongUse = thrown instanceof WrongUse;
   return {
@@ -213,14 +172,10 @@ export function grpcError(thrown: unknown): object {
   };
 }
 
-/**
- * Only these reach instances: what has a prefill and a decode leg, and what any decode instance
- * answers alone.
- * @throws `KV_REQUEST_INVALID` (404, 405), with the reason for a route that vLLM has.
- */
+/** @throws `KV_REQUEST_INVALID` (404, 405) for what no instance serves. */
 export function requireServed(method: string, path: string): void {
   const isModels = path === "/v1/models" || path.startsWith("/v1/models/");
-  const isPost = isGeneration(path) || DECODE.has(path);
+  const isPost = isGeneration(path) || DECODE_ROUTES.includes(path);
   if (isPost ? method === "POST" : isModels && (method === "GET" || method === "HEAD")) return;
   const known = isPost || isModels;
   const why = whyRefused(method, path);
@@ -235,23 +190,27 @@ export function requireServed(method: string, path: string): void {
   });
 }
 
-/** The path as a label of metrics. */
+const STATUSES: ReadonlySet<number> = new Set([
+  200, 400, 401, 403, 404, 405, 408, 413, 422, 429, 499, 500, 501, 502, 503, 504,
+]);
+
+/** An engine could make a series of metrics of each status. */
+export function outcomeLabel(status: number): string {
+  return STATUSES.has(status) ? `${status}` : `${Math.floor(status / 100)}xx`;
+}
+
 export function endpointLabel(path: string): string {
   if (isGeneration(path)) return path;
   return path.startsWith("/v1/models") ? "/v1/models" : "other";
 }
 
-/** 408: the body did not arrive in time. */
 export function tooSlow(receiveMs: number): KvError {
   return new KvError("KV_REQUEST_TIMEOUT", `the body did not arrive within ${receiveMs} ms`, {
     details: { httpStatus: 408, limit: "timeouts.receiveMs" },
   });
 }
 
-/**
- * A gateway has neither ended nor closed its stream: without a limit, its request would count as
- * load of its instances for ever.
- */
+/** Without an end, a request would stay in its instances' load. */
 export function neverEnded(requestMs: number): KvError {
   return new KvError(
     "KV_REQUEST_TIMEOUT",
@@ -263,54 +222,53 @@ export function neverEnded(requestMs: number): KvError {
   );
 }
 
-/** How far the request, or its answer, has come. */
+const PARTS = [
+  "response_headers",
+  "response_body",
+  "response_trailers",
+  "request_headers",
+  "request_body",
+  "request_trailers",
+] as const;
+export type MessagePart = (typeof PARTS)[number];
+
 interface Progress {
   hasBegun: boolean;
   hasEnded: boolean;
 }
 
 /**
- * The order of a stream's messages: headers, body, trailers, of the request and then of the answer.
- * A gateway may leave parts out by its configuration, and an Envoy sends a second, empty end of a
- * body (envoy#46237). Its own answer may come before the request has ended.
+ * Checks the order of messages: headers, body, trailers, of the request and then of the answer.
+ * Parts may be absent. Envoy may send a second, empty end of a body (envoy#46237), and its own
+ * answer before the request has ended.
  */
 export class MessageOrder {
   readonly #request: Progress = { hasBegun: false, hasEnded: false };
   readonly #answer: Progress = { hasBegun: false, hasEnded: false };
 
   /**
-   * Whether a message is to be read; false for one that says nothing.
-   * @throws `WrongUse` for one that cannot follow those before it.
+   * The part that a message brings; undefined for a message to ignore.
+   * @throws `WrongUse` for one out of order.
    */
-  takes(message: ProcessingRequest): boolean {
-    const isAnswer =
-      message.response_headers !== undefined ||
-      message.response_body !== undefined ||
-      message.response_trailers !== undefined;
+  partIn(message: ProcessingRequest): MessagePart | undefined {
+    const part = PARTS.find((name) => message[name] !== undefined);
+    if (part === undefined) return undefined;
+    const isAnswer = part.startsWith("response");
     const progress = isAnswer ? this.#answer : this.#request;
     const of = isAnswer ? "response" : "request";
-    const headers = message.request_headers ?? message.response_headers;
-    const body = message.request_body ?? message.response_body;
-    const trailers = message.request_trailers ?? message.response_trailers;
-    if (headers === undefined && body === undefined && trailers === undefined) return false;
-    const part = headers !== undefined ? "headers" : body !== undefined ? "body" : "trailers";
-    if (!this.#request.hasBegun && (isAnswer || headers === undefined))
-      throw first(`${of}_${part}`, "request");
-    if (headers !== undefined) {
-      if (progress.hasBegun) throw new WrongUse(`${of}_headers came twice in one stream`);
-      progress.hasBegun = true;
-      progress.hasEnded = headers.end_of_stream === true;
-      return true;
-    }
-    if (!progress.hasBegun) throw first(`${of}_${part}`, of);
-    // Nobody reads the rest of a request that has its answer.
-    if (!isAnswer && this.#answer.hasBegun) return false;
+    const isHeaders = part === `${of}_headers`;
+    const { body, end_of_stream: isLast }: HttpBody = message[part] ?? {};
+    if (!this.#request.hasBegun && (isAnswer || !isHeaders)) throw first(part, "request");
+    if (isHeaders && progress.hasBegun) throw new WrongUse(`${part} came twice in one stream`);
+    if (!isHeaders && !progress.hasBegun) throw first(part, of);
+    if (!isHeaders && !isAnswer && this.#answer.hasBegun) return undefined;
     if (progress.hasEnded) {
-      if (body !== undefined && (body.body?.length ?? 0) === 0) return false;
-      throw new WrongUse(`${of}_${part} came after the end of the ${of}`);
+      if (part === `${of}_body` && (body?.length ?? 0) === 0) return undefined;
+      throw new WrongUse(`${part} came after the end of the ${of}`);
     }
-    progress.hasEnded = trailers !== undefined || body?.end_of_stream === true;
-    return true;
+    progress.hasBegun = true;
+    progress.hasEnded = isLast === true || part === `${of}_trailers`;
+    return part;
   }
 }
 

@@ -6,25 +6,38 @@ import {
   type Endpoint,
   type Fleet,
   type GenerationRequest,
+  KV_SOURCE_HEADER,
+  type KvSource,
   PREFILLER_HEADER,
   parseRequestInSteps,
   requestIdOf,
   traceparentOf,
 } from "@kv/fleet/front-end";
-import { type BodyBudget, errorBody, errorForClient, IncomingBody, overloaded } from "@kv/http";
+import {
+  type BodyBudget,
+  errorBody,
+  errorForClient,
+  IncomingBody,
+  overloaded,
+  shortened,
+} from "@kv/http";
 import { KvError, type Span, type Timer } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
 import { type Choice, type EndpointPicker, endpointOf } from "../pick/endpoint-picker.js";
+import type { AnswerFaults, AnswerHead } from "./answer-faults.js";
 import {
   bodyResponses,
   endpointLabel,
   grpcError,
+  type HttpBody,
   headerMutation,
   headersOf,
   isGeneration,
   MessageOrder,
+  type MessagePart,
   metadataTexts,
   neverEnded,
+  outcomeLabel,
   type ProcessingRequest,
   type ProcessingResponse,
   refusalStatus,
@@ -34,10 +47,11 @@ import {
   upstreamAddress,
 } from "./messages.js";
 
-/** Where the gateway sends the request: `ip:port`, several separated by commas, in order. */
+/** Takes `ip:port`, or several in order, separated by commas. */
 const DESTINATION_HEADER = "x-gateway-destination-endpoint";
-/** Headers in which llm-d's sidecar takes the addresses of further instances. */
-const PEER_HEADERS = ["x-encoder-hosts-ports", "x-data-parallel-host-port"] as const;
+/** llm-d's sidecar takes further instances from these headers. */
+const PEER_HEADERS = ["x-encoder-hosts-ports", "x-data-parallel-host-port", KV_SOURCE_HEADER];
+const NO_BYTES: Buffer = Buffer.alloc(0);
 const DESTINATION_NAMESPACE = "envoy.lb";
 const SERVED_KEY = "x-gateway-destination-endpoint-served";
 const SUBSET_NAMESPACE = "envoy.lb.subset_hint";
@@ -48,44 +62,36 @@ export interface ProcessedRequestOptions {
   readonly fleet: Fleet;
   readonly picker: EndpointPicker;
   readonly budget: BodyBudget;
-  /** How many requests are in flight. */
+  readonly faults: AnswerFaults;
   readonly inFlight: { requests: number };
 }
 
-/** A call of `ExternalProcessor.Process`. */
 type ProcessCall = ServerDuplexStream<ProcessingRequest, ProcessingResponse>;
 
-/** Serves the calls of `ExternalProcessor`. */
 export function extProcService(options: ProcessedRequestOptions) {
   return { Process: (call: ProcessCall) => void new ProcessedRequest(call, options).serve() };
 }
 
 /**
- * One HTTP request at the gateway, which is one ext_proc stream. Its headers and its whole body are
- * read, then instances are chosen, and the body is passed on as it came. The answer passes
- * unchanged; its status and its end say how the instances did.
+ * One HTTP request, which is one ext_proc stream. It chooses instances once the body is whole.
+ * Bodies pass unchanged.
  */
 class ProcessedRequest {
   readonly #call: ProcessCall;
   readonly #options: ProcessedRequestOptions;
   readonly #startedAtMs: number;
   readonly #order = new MessageOrder();
-  /** Resolves when the gateway has closed the stream. */
   readonly #closed: Promise<void>;
   #headers: Record<string, string> = {};
   #path = "";
   #requestId: string | undefined = undefined;
   #subset: ReadonlySet<string> | undefined = undefined;
-  /** The body while it comes. */
   #incoming: IncomingBody | undefined = undefined;
-  /** The body when it has come. */
-  #body: Buffer = Buffer.alloc(0);
-  /** Runs from the begin of the stream until the body has come. */
+  #body: Buffer = NO_BYTES;
   #timer: Timer | undefined = undefined;
   #choice: Choice | undefined = undefined;
-  /** The visit of the decode instance that serves the request. */
   #decode: Visit | undefined = undefined;
-  #status: number | undefined = undefined;
+  #answer: AnswerHead | undefined = undefined;
   #failure: KvError | undefined = undefined;
   #onRefused = () => {};
 
@@ -99,7 +105,7 @@ class ProcessedRequest {
     });
   }
 
-  /** Serves the stream to its end. Never rejects. */
+  /** Never rejects. */
   async serve(): Promise<void> {
     const call = this.#call;
     const { fleet, inFlight, settings } = this.#options;
@@ -119,7 +125,7 @@ class ProcessedRequest {
       await Promise.race([this.#readAll(), refused]);
       call.end();
     } catch (thrown) {
-      // A stream that the gateway has closed ends the reading with an error.
+      // A stream that the gateway closed also ends here.
       if (!call.cancelled) call.emit("error", grpcError(thrown));
     }
     limit?.cancel();
@@ -134,10 +140,11 @@ class ProcessedRequest {
     });
     for await (const message of messages) {
       if (this.#failure !== undefined) return;
-      if (!this.#order.takes(message)) continue;
-      if (message.request_headers !== undefined) requireFullDuplex(message);
+      const part = this.#order.partIn(message);
+      if (part === undefined) continue;
+      if (part === "request_headers") requireFullDuplex(message);
       try {
-        await this.#take(message);
+        await this.#take(part, message);
       } catch (thrown) {
         if (this.#call.cancelled) return;
         this.#refuse(KvError.from(thrown, "KV_INTERNAL", "the picker failed"));
@@ -146,30 +153,30 @@ class ProcessedRequest {
     }
   }
 
-  async #take(message: ProcessingRequest): Promise<void> {
-    if (message.request_headers !== undefined) {
-      this.#takeHeaders(message);
-      if (message.request_headers.end_of_stream === true) await this.#pick();
-    } else if (message.request_body !== undefined) {
-      const { body, end_of_stream: isLast } = message.request_body;
-      this.#takeBody(body);
-      if (isLast === true) {
+  async #take(part: MessagePart, message: ProcessingRequest): Promise<void> {
+    const { body = NO_BYTES, end_of_stream: isLast = false }: HttpBody = message[part] ?? {};
+    switch (part) {
+      case "request_headers":
+        this.#takeHeaders(message);
+        if (isLast) await this.#pick();
+        return;
+      case "request_body":
+        if (body.length > 0) this.#incoming?.push(body);
+        if (!isLast) return;
         await this.#pick();
-        await this.#passBody(true);
-      }
-    } else if (message.request_trailers !== undefined) {
-      await this.#pick();
-      await this.#passBody(false);
-      await this.#write({ request_trailers: {} });
-    } else if (message.response_headers !== undefined) {
-      this.#takeAnswer(message);
-      await this.#write({ response_headers: {} });
-    } else if (message.response_body !== undefined) {
-      const { body, end_of_stream: isLast = false } = message.response_body;
-      for (const response of bodyResponses("response_body", body ?? Buffer.alloc(0), isLast))
-        await this.#write(response);
-    } else if (message.response_trailers !== undefined)
-      await this.#write({ response_trailers: {} });
+        return this.#passBody(true);
+      case "request_trailers":
+        await this.#pick();
+        await this.#passBody(false);
+        break;
+      case "response_headers":
+        this.#takeAnswer(message);
+        break;
+      case "response_body":
+        for (const response of bodyResponses(part, body, isLast)) await this.#write(response);
+        return;
+    }
+    await this.#write({ [part]: {} });
   }
 
   #takeHeaders(message: ProcessingRequest): void {
@@ -192,19 +199,13 @@ class ProcessedRequest {
       });
     this.#subset = endpoints === undefined ? undefined : new Set(endpoints);
     requireServed(this.#headers[":method"] ?? "", this.#path);
-    // What all gateways send counts together.
+    // One budget counts what all gateways send.
     const shared = { limits, budget, client: "" };
     this.#incoming = new IncomingBody(shared, this.#headers["content-length"], (error) =>
       this.#refuse(error),
     );
   }
 
-  #takeBody(body: Buffer | undefined): void {
-    if (body === undefined || body.length === 0) return;
-    this.#incoming?.push(body);
-  }
-
-  /** Chooses instances for a request that has arrived, and answers its headers. */
   async #pick(): Promise<void> {
     const { fleet, picker } = this.#options;
     const { clock, metrics, tracer } = fleet.ambient;
@@ -216,21 +217,23 @@ class ProcessedRequest {
     const span = tracer?.start("kv_epp.pick", {
       kind: "server",
       parent: traceparentOf(this.#headers),
-      attributes: { "kv.request_id": requestId, "url.path": this.#path },
+      attributes: { "kv.request_id": requestId, "url.path": shortened(this.#path) },
     });
     try {
       const request = isGeneration(this.#path) ? await this.#parse(this.#path) : undefined;
       if (request === undefined && this.#body.length > 0)
         await checkDecodeBody(this.#body, fleet.parses);
-      // The gateway has closed the stream, or was refused, while an instance rendered the prompt.
+      // The gateway may have gone while an instance rendered the prompt.
       if (this.#call.cancelled || this.#failure !== undefined) return;
-      const choice = picker.pick({
-        requestId,
-        request,
-        headers: this.#headers,
-        subset: this.#subset,
-      });
+      const context = { requestId, request, headers: this.#headers, subset: this.#subset };
+      const { kvSources } = fleet;
+      if (request !== undefined) kvSources?.askedFor(request);
+      const holders = (await kvSources?.holders(context)) ?? [];
+      const preferredPrefill = kvSources?.soonerThanChosen(context, holders, new Set());
+      const choice = picker.pick({ ...context, preferredPrefill });
       this.#choice = choice;
+      const { prefill } = choice;
+      const source = prefill && kvSources?.sourceFor(prefill.instance, context, holders);
       this.#decode = choice.decode;
       const destination = choice.decoders.map(endpointOf).join(",");
       const prefillers = choice.prefillers.map(withRank).join(",");
@@ -238,7 +241,9 @@ class ProcessedRequest {
       metrics.observe("kv_epp_pick_duration_seconds", (clock.now() - arrivedAtMs) / 1000);
       await this.#write({
         request_headers: {
-          response: { header_mutation: this.#mutation(choice, destination, prefillers, span) },
+          response: {
+            header_mutation: this.#mutation(choice, destination, prefillers, source, span),
+          },
         },
         dynamic_metadata: {
           fields: {
@@ -255,15 +260,12 @@ class ProcessedRequest {
     }
   }
 
-  /**
-   * The request, with the token ids of its prompt where the routing reads them and an instance
-   * renders them.
-   */
   async #parse(endpoint: Endpoint): Promise<GenerationRequest> {
     const { fleet } = this.#options;
     const request = await parseRequestInSteps(endpoint, this.#body, fleet.parses);
     const { prefill, decode } = fleet.pools;
-    if (prefill.readsTokenIds() || decode.readsTokenIds())
+    const { kvSources } = fleet;
+    if (prefill.readsTokenIds() || decode.readsTokenIds() || kvSources?.readsTokenIds())
       await fleet.addTokenIds(request, this.#headers);
     return request;
   }
@@ -272,32 +274,39 @@ class ProcessedRequest {
     choice: Choice,
     destination: string,
     prefillers: string,
+    source: KvSource | undefined,
     span: Span | undefined,
   ): object {
     const set: Record<string, string> = { [DESTINATION_HEADER]: destination };
     if (prefillers !== "") set[PREFILLER_HEADER] = prefillers;
+    if (source !== undefined)
+      set[KV_SOURCE_HEADER] = source.instance ? endpointOf(source.instance) : source.peer;
     const rank = choice.decode.instance.dataParallelRank;
     if (rank !== undefined) set["x-data-parallel-rank"] = String(rank);
     if (this.#headers["x-request-id"] === undefined) set["x-request-id"] = this.#requestId ?? "";
     if (span !== undefined) set["traceparent"] = span.traceparent;
     // A client must not choose an instance.
-    const removed = PEER_HEADERS.filter((name) => this.#headers[name] !== undefined);
+    const removed = PEER_HEADERS.filter(
+      (name) => this.#headers[name] !== undefined && set[name] === undefined,
+    );
     return headerMutation(set, prefillers === "" ? [PREFILLER_HEADER, ...removed] : removed);
   }
 
-  /** Passes the request's body on. `isLast`: no trailers follow. */
+  /** `isLast`: no trailers follow. */
   async #passBody(isLast: boolean): Promise<void> {
     const body = this.#body;
-    this.#body = Buffer.alloc(0);
+    this.#body = NO_BYTES;
     for (const response of bodyResponses("request_body", body, isLast)) await this.#write(response);
     this.#incoming?.share.end();
   }
 
-  /** The head of the answer: D has the prompt's KV, so the prefill instance has done its part. */
+  /** D has the prompt's KV now, so the prefill visit ends. */
   #takeAnswer(message: ProcessingRequest): void {
-    const status = Number(headersOf(message.response_headers ?? {})[":status"]);
-    this.#status = status;
-    // The gateway may answer a request itself before its body has come.
+    const headers = headersOf(message.response_headers ?? {});
+    const status = Number(headers[":status"]);
+    const contentType = headers["content-type"];
+    this.#answer = { path: this.#path, headers: this.#headers, status, contentType };
+    // The gateway may answer before the body has come.
     this.#timer?.cancel();
     this.#incoming?.take();
     this.#incoming?.share.end();
@@ -325,22 +334,17 @@ class ProcessedRequest {
     if (instance !== undefined) this.#options.fleet.check(instance);
   }
 
-  /**
-   * Writes one message. Where the gateway reads slowly, the promise resolves when it has read, or
-   * has closed the stream.
-   */
   async #write(message: ProcessingResponse): Promise<void> {
     const call = this.#call;
     if (call.cancelled || call.write(message)) return;
     await Promise.race([once(call, "drain").catch(() => {}), this.#closed]);
   }
 
-  /** Has the gateway answer the client with an error, before the request has gone anywhere. */
   #refuse(error: KvError): void {
     if (this.#failure !== undefined || this.#choice !== undefined) return;
     this.#failure = error;
     this.#incoming?.take();
-    this.#body = Buffer.alloc(0);
+    this.#body = NO_BYTES;
     const shown = errorForClient(error, this.#options.settings.exposeInstances);
     const { retryAfterSeconds } = error.details;
     const headers: Record<string, string> = { "content-type": "application/json" };
@@ -358,23 +362,31 @@ class ProcessedRequest {
     this.#onRefused();
   }
 
-  /** Ends visits, and reports the request. */
   #end(): void {
     this.#timer?.cancel();
     this.#incoming?.share.end();
-    const status = this.#status;
-    if (this.#failure === undefined && status === undefined && this.#requestId !== undefined)
+    const answer = this.#answer;
+    if (this.#failure === undefined && answer === undefined && this.#requestId !== undefined)
       this.#failure = new KvError(
         "KV_REQUEST_ABORTED",
         "the gateway closed the stream before an answer",
       );
     const decode = this.#decode;
     this.#choice?.prefill?.abandoned();
-    if (decode !== undefined && status !== undefined && status >= 500)
-      this.#failed(decode, `the answer was ${status}`, "status");
-    else if (status === undefined) decode?.abandoned();
-    else decode?.succeeded();
-    this.#report(status);
+    if (answer === undefined) decode?.abandoned();
+    else if (decode !== undefined) this.#endVisit(decode, answer);
+    this.#report(answer?.status);
+  }
+
+  #endVisit(visit: Visit, answer: AnswerHead): void {
+    const { status, contentType } = answer;
+    const blame = this.#options.faults.of(visit.instance, answer);
+    if (blame === "none") visit.succeeded();
+    else if (blame === "unknown") visit.abandoned();
+    else {
+      const what = status < 300 ? `${status} with ${contentType}` : `${status}`;
+      this.#failed(visit, `the answer was ${what}`, "status");
+    }
   }
 
   #report(status: number | undefined): void {
@@ -382,14 +394,14 @@ class ProcessedRequest {
     const failure = this.#failure;
     const durationMs = clock.now() - this.#startedAtMs;
     const endpoint = endpointLabel(this.#path);
-    const outcome = failure?.code ?? String(status);
+    const outcome = failure?.code ?? outcomeLabel(status ?? 0);
     metrics.count("kv_proxy_requests_total", 1, { endpoint, outcome });
     metrics.observe("kv_proxy_request_duration_seconds", durationMs / 1000, { endpoint });
     const { limit } = failure?.details ?? {};
     if (typeof limit === "string") metrics.count("kv_proxy_refused_total", 1, { limit });
     const fields = {
       requestId: this.#requestId,
-      endpoint: this.#path,
+      endpoint: shortened(this.#path),
       status,
       durationMs,
       prefill: this.#choice?.prefill?.instance.url,
@@ -398,7 +410,7 @@ class ProcessedRequest {
     if (failure === undefined) log.info("request-done", fields);
     else if (failure.code === "KV_REQUEST_ABORTED") log.info("request-aborted", fields);
     else {
-      // The message of an error that the client has caused may repeat a value of its body.
+      // The message may repeat a value of the client's body.
       const { code, message, details } = failure;
       const shown =
         code === "KV_REQUEST_INVALID" ? { code, param: details.param } : { code, message };
@@ -408,10 +420,7 @@ class ProcessedRequest {
   }
 }
 
-/**
- * `ip:port`, with `@RANK` for one rank of a data-parallel server: the sidecar reads it, and llm-d's
- * knows no ranks.
- */
+/** This project's sidecar reads `@RANK`; llm-d's does not. */
 function withRank(instance: Instance): string {
   const { dataParallelRank: rank } = instance;
   return rank === undefined ? endpointOf(instance) : `${endpointOf(instance)}@${rank}`;

@@ -14,26 +14,20 @@ import { overloaded } from "@kv/http";
 import { KvError } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
 
-/** What is known of a request when its instances are chosen. */
 export interface PickContext extends RoutingContext {
-  /** Absent for a request that asks for no generated text, such as `GET /v1/models`. */
+  /** Absent when no text is generated, as for `GET /v1/models`. */
   readonly request?: GenerationRequest | undefined;
-  /** The gateway's subset hint: `ip:port` of the instances that may be chosen. */
+  /** The gateway's hint: `ip:port` of allowed instances. */
   readonly subset?: ReadonlySet<string> | undefined;
 }
 
-/** The instances of a request. The visits count as load until the caller ends them. */
+/** Visits count as load until the caller ends them. */
 export interface Choice {
-  /** The visit of the first decode instance. */
   readonly decode: Visit;
-  /** The decode instances, the first choice first. */
   readonly decoders: readonly PooledInstance[];
-  /**
-   * The visit of the first prefill instance; undefined where a decode instance serves the request
-   * alone.
-   */
+  /** Undefined if a decode instance serves alone. */
   readonly prefill: Visit | undefined;
-  /** The prefill instances, the first choice first. Each fits each of `decoders`. */
+  /** Each fits all `decoders`. */
   readonly prefillers: readonly PooledInstance[];
 }
 
@@ -45,7 +39,6 @@ export interface EndpointPickerOptions {
   >;
 }
 
-/** Chooses the decode and prefill instances of a request, and those to try in their place. */
 export class EndpointPicker {
   readonly #options: EndpointPickerOptions;
 
@@ -54,9 +47,8 @@ export class EndpointPicker {
   }
 
   /**
-   * @throws `KV_PROXY_NO_INSTANCE` (503) where no decode instance, or no prefill instance that fits
-   * it, is available; `KV_PROXY_OVERLOADED` (429) where each decode instance has as many requests
-   * as it may have; `KV_REQUEST_INVALID` for a request that cannot be split.
+   * @throws `KV_PROXY_NO_INSTANCE` (503) without an available pair; `KV_PROXY_OVERLOADED` (429)
+   * when all decode instances are full; `KV_REQUEST_INVALID` for a request that cannot be split.
    */
   pick(context: PickContext): Choice {
     const { fleet, settings } = this.#options;
@@ -114,9 +106,8 @@ export class EndpointPicker {
     const { prefillCosts: costs } = fleet;
     const { disaggregateAbove: above } = settings;
     const { request } = context;
-    // What an answer says about the prompt comes from the prefill instance.
-    if (above === undefined || request === undefined || request.promptFields !== "none")
-      return false;
+    // Only a prefill instance answers about the prompt.
+    if (above === undefined || request === undefined || request.asksAboutPrompt) return false;
     const { decode: decoders } = fleet.pools;
     const { twoLegs, reason } = decideDisaggregation(
       {
@@ -143,10 +134,7 @@ export class EndpointPicker {
 const NONE: ReadonlySet<Instance> = new Set();
 const endpoints = new WeakMap<Instance, string>();
 
-/**
- * `ip:port` of an instance, as gateways name endpoints. Where its URL has a name in place of an
- * address, the name stays.
- */
+/** `ip:port`, as gateways name endpoints; names stay. */
 export function endpointOf(instance: Instance): string {
   let endpoint = endpoints.get(instance);
   if (endpoint === undefined) {
@@ -157,14 +145,14 @@ export function endpointOf(instance: Instance): string {
   return endpoint;
 }
 
-/** Whether a gateway can use the instance as a destination: its URL has an address, and no name. */
+/** Gateways take only addresses as destinations. */
 export function hasAddress({ url }: { readonly url: string }): boolean {
   return isIP(new URL(url).hostname.replace(/^\[(.*)\]$/, "$1")) !== 0;
 }
 
 /**
- * The hint, for prefill instances: it is about them only where it names one, as a pool may hold the
- * decode instances alone.
+ * The hint concerns prefill instances only if it names one. The gateway's pool may hold decode
+ * instances alone.
  */
 function subsetOf(pool: InstancePool, subset: PickContext["subset"]): PickContext["subset"] {
   const named =
@@ -172,10 +160,8 @@ function subsetOf(pool: InstancePool, subset: PickContext["subset"]): PickContex
   return named ? subset : undefined;
 }
 
-/** Decode instances without an address, by the list of their pool. */
 const withoutAddress = new WeakMap<readonly Instance[], ReadonlySet<Instance>>();
 
-/** The instances that no gateway could use as a destination, or that are not in the subset. */
 function excluded(pool: InstancePool, subset: PickContext["subset"]): ReadonlySet<Instance> {
   const all = pool.list();
   let out = pool.role === "decode" ? withoutAddress.get(all) : NONE;
@@ -190,14 +176,10 @@ function excluded(pool: InstancePool, subset: PickContext["subset"]): ReadonlySe
 interface ChooseOptions {
   readonly out: ReadonlySet<Instance>;
   readonly partner: Partner | undefined;
-  /** Requests that an instance may have. */
   readonly most?: number;
 }
 
-/**
- * Chooses an instance that is available and has fewer than `most` requests in flight. All are
- * looked at only if the pool's choice is not one.
- */
+/** Searches all instances only if the pool's choice is unavailable or full. */
 function chooseBelowLimit(
   pool: InstancePool,
   context: PickContext,
@@ -211,7 +193,6 @@ function chooseBelowLimit(
   return pool.choose(context, new Set([...out, ...busy]), partner);
 }
 
-/** The error where instances that are available have as many requests as they may have. */
 function shed(pool: InstancePool, out: ReadonlySet<Instance>, most: number): KvError | undefined {
   const busy = pool
     .list()
@@ -224,7 +205,6 @@ function shed(pool: InstancePool, out: ReadonlySet<Instance>, most: number): KvE
   });
 }
 
-/** Why a pool has no instance for the request. */
 function none(pool: InstancePool, { subset }: PickContext, partner?: Instance): KvError {
   const { role } = pool;
   const all = pool.list();

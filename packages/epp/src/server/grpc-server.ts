@@ -13,14 +13,12 @@ import type { PickerSettings } from "../config/settings.js";
 
 const OPTIONS = { keepCase: true };
 
-/** Services of `proto/`, by their full names. */
 export const EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor";
 export const HEALTH = "grpc.health.v1.Health";
 
-/** The definition of a service of `proto/`. */
 export function serviceOf(name: typeof EXT_PROC | typeof HEALTH): ServiceDefinition {
   const file = name === EXT_PROC ? "ext_proc.proto" : "health.proto";
-  // Relative to this file in `src`, and to the bundle in `dist`.
+  // This file is in `src`, or bundled in `dist`.
   const folder = /\/src\/server\/[^/]+$/.test(import.meta.url) ? "../../proto/" : "../proto/";
   const definition = loadSync(fileURLToPath(new URL(`${folder}${file}`, import.meta.url)), OPTIONS);
   let found: unknown = loadPackageDefinition(definition);
@@ -28,15 +26,11 @@ export function serviceOf(name: typeof EXT_PROC | typeof HEALTH): ServiceDefinit
   return (found as { readonly service: ServiceDefinition }).service;
 }
 
-/**
- * Credentials of a server: TLS, where each new certificate is used for the connections that follow;
- * or none, without a certificate.
- */
 export function serverCredentials(certificate: Certificate | undefined): ServerCredentials {
   if (certificate === undefined) return ServerCredentials.createInsecure();
   type Listener = (pair: CertificatePair | null) => void;
   const ends = new Map<Listener, () => void>();
-  // The first parameter is the server's own certificate, whatever its name in the declaration is.
+  // The first parameter is the server's own certificate, whatever its name.
   return experimental.createCertificateProviderServerCredentials(
     {
       addIdentityCertificateListener(listener: Listener) {
@@ -54,7 +48,7 @@ export function serverCredentials(certificate: Certificate | undefined): ServerC
   );
 }
 
-/** A gRPC server behind a listener that bounds its connections, which `@grpc/grpc-js` does not. */
+/** Bounds the connections of a gRPC server, which `@grpc/grpc-js` does not. */
 export class GrpcListener {
   readonly server: Server;
   readonly #net: NetServer;
@@ -74,33 +68,24 @@ export class GrpcListener {
     const injector = this.server.createConnectionInjector(credentials);
     this.#drain = (graceMs) => injector.drain(graceMs);
     const connections = new ClientConnections({
-      all: limits.connections,
-      perAddress: limits.connectionsPerAddress,
-      pipelined: 0,
+      limits: { ...limits, pipelinedRequests: 0 },
       refuse: (socket) => socket.destroy(),
     });
     this.#net = createServer({ noDelay: true }, (socket) => {
       socket.on("error", () => {});
       if (!connections.accept(socket)) return;
-      // Whether it carries streams is not known here, so no connection makes room for another one.
-      // The server ends those that are idle.
+      // It may carry streams, so no connection replaces it. The server ends idle ones.
       connections.received(socket);
       injector.injectConnection(socket);
     });
   }
 
-  /**
-   * Listens. Returns the port.
-   * @throws `KV_CONFIG_INVALID` for a port that is taken, or a host that is not of this machine.
-   */
+  /** @throws `KV_CONFIG_INVALID` when the port is taken or the host is not of this machine. */
   listen(host: string, port: number): Promise<number> {
     return listen(this.#net, host, port);
   }
 
-  /**
-   * Takes no further connections and no further requests. Requests in flight may end within
-   * `graceMs`; the rest is cancelled.
-   */
+  /** Cancels requests that last longer than `graceMs`. */
   async close(graceMs: number): Promise<void> {
     this.#net.close();
     this.#drain(graceMs);

@@ -14,8 +14,8 @@ interface HealthResponse {
 const LOOK_MS = 1_000;
 
 /**
- * gRPC health. `liveness` is served while the process answers. `readiness`, the name of the
- * ext_proc service, and no name: while `isReady`. Another name is not found.
+ * `liveness` is always serving. `readiness`, the ext_proc service and the empty name follow
+ * `isReady`.
  */
 export function healthService(
   isReady: () => Promise<boolean>,

@@ -10,12 +10,18 @@ export interface RunningPicker {
   readonly metricsUrl: string;
 }
 
+/** The only instances, unless a test names others. */
+export const P = "127.0.0.1:11";
+export const D = "127.0.0.1:21";
+
 /**
  * A picker on a free port without TLS, closed at once after the test. Its instances are neither
  * paired nor checked, unless `options` say so.
  */
-export async function runPicker(options: PickerOptions): Promise<RunningPicker> {
+export async function runPicker(options: PickerOptions = {}): Promise<RunningPicker> {
   const picker = createPicker({
+    prefillers: [P],
+    decoders: [D],
     health: { intervalMs: 0 },
     pairing: { mode: "off" },
     tls: false,
@@ -91,13 +97,9 @@ export class GatewayRequest {
   /** Sends the head of a request. */
   headers(headers: Record<string, string>, more: Message = {}): void {
     const all = { ":method": "POST", ":path": "/v1/completions", ...headers };
-    const list = Object.entries(all).map(([key, value]) => ({
-      key,
-      raw_value: Buffer.from(value),
-    }));
     const { end_of_stream, ...rest } = more;
     this.write({
-      request_headers: { headers: { headers: list }, end_of_stream },
+      request_headers: { headers: headerList(all), end_of_stream },
       protocol_config: { request_body_mode: 4, response_body_mode: 4 },
       ...rest,
     });
@@ -107,12 +109,24 @@ export class GatewayRequest {
     this.write({ request_body: { body: Buffer.from(body), end_of_stream } });
   }
 
+  /** Sends the head of an answer. */
+  answerHead(status: number, more: Message = {}, contentType = "application/json"): void {
+    const headers = headerList({ ":status": String(status), "content-type": contentType });
+    this.write({ response_headers: { headers }, ...more });
+  }
+
   /** Sends the head of an answer, and its end. */
-  answer(status: number, more: Message = {}): void {
-    const headers = [{ key: ":status", raw_value: Buffer.from(String(status)) }];
-    this.write({ response_headers: { headers: { headers } }, ...more });
+  answer(...head: Parameters<GatewayRequest["answerHead"]>): void {
+    this.answerHead(...head);
     this.write({ response_body: { body: Buffer.from("{}"), end_of_stream: true } });
     this.#stream.end();
+  }
+
+  /** Is served by the instances that are chosen. */
+  async serve(status = 200): Promise<void> {
+    await this.choice();
+    this.answer(status);
+    await this.ended;
   }
 
   /** Sends nothing more. */
@@ -186,6 +200,15 @@ export class GatewayRequest {
     await this.find((message) => pieceOf(message)?.end_of_stream === true);
     return Buffer.concat(this.answers.map((message) => pieceOf(message)?.body ?? Buffer.alloc(0)));
   }
+}
+
+/** Headers in a message. */
+export function headerList(headers: Readonly<Record<string, string>>): Message {
+  const raw = Object.entries(headers).map(([key, value]) => ({
+    key,
+    raw_value: Buffer.from(value),
+  }));
+  return { headers: raw };
 }
 
 function headersIn(set: Message[]): Record<string, string> {

@@ -1,16 +1,14 @@
+import { createHash, timingSafeEqual } from "node:crypto";
 import { readFile } from "node:fs/promises";
-import type { IncomingMessage, ServerResponse } from "node:http";
+import type { IncomingHttpHeaders, IncomingMessage, ServerResponse } from "node:http";
+import { isIP } from "node:net";
 import { HttpServer, httpUrl, overloaded, send, sendJson, shortened, type Turn } from "@kv/http";
 import { type Clock, KvError, type Timer } from "@kv/interface";
-import { type AdminHosts, checkAdminRequest, requireToken } from "./admin-origin.js";
 import { INSTANCE_CHANGES, type InstanceChange } from "./instance-changes.js";
 
 /** Options of `AdminServer`. */
 export interface AdminServerOptions {
-  /**
-   * Where it listens, and whom it serves. Without `allowedHosts` a request may come from anywhere:
-   * for routes that change nothing.
-   */
+  /** Without `allowedHosts`, any request may come, so routes must change nothing. */
   readonly settings: { readonly port: number } & (
     | AdminHosts
     | { readonly host: string; readonly token?: undefined; readonly allowedHosts?: undefined }
@@ -19,33 +17,31 @@ export interface AdminServerOptions {
   readonly operations: AdminOperations;
 }
 
-/**
- * What the admin routes show and change: one process, or all workers together. What is absent has
- * no route.
- */
+/** What the admin routes show and change. An absent member has no route. */
 export interface AdminOperations {
   status(): object | Promise<object>;
   readonly metrics: { readonly contentType: string; text(): Promise<string> };
   health?(): Promise<{ readonly ok: boolean; readonly body: object }>;
   readonly page?: PageOperations | undefined;
   changeInstance?(change: InstanceChange, body: unknown): Promise<object>;
+  /** Further routes, such as `GET /blocks`, which answer JSON. A POST has a JSON body. */
+  readonly further?:
+    | Readonly<Record<string, (query: URLSearchParams, body: unknown) => object | Promise<object>>>
+    | undefined;
 }
 
 /** What the page shows besides the status. */
 export interface PageOperations {
   readonly file: URL;
-  /** The requests that ended last, oldest first. */
+  /** Oldest first. */
   requests(): readonly object[] | Promise<readonly object[]>;
-  /** The requests that run, oldest first. */
+  /** Oldest first. */
   running(): readonly object[] | Promise<readonly object[]>;
-  /**
-   * Calls `listener` with each request that ends, and returns a function that ends that. Without
-   * it, `requests` is asked every second.
-   */
+  /** Called with each request that ends. Without it, `requests` is asked every second. */
   subscribe?(listener: (summary: object) => void): () => void;
 }
 
-/** Limits of the admin listener. They have no settings: operators are few. */
+/** Limits of the admin listener, without settings. */
 export const ADMIN_LIMITS = {
   bodyLengthBytes: 64 * 1024,
   headersLengthBytes: 16 * 1024,
@@ -72,10 +68,7 @@ const BODY_LIMITS = {
 };
 const STATUS_EVERY_MS = 1_000;
 
-/**
- * The HTTP server for operators: status, metrics, health, changes of instances, and a page. All
- * routes except the page's file require the token.
- */
+/** The HTTP server for operators. All routes but the page's file need the token. */
 export class AdminServer {
   readonly #options: AdminServerOptions;
   readonly #http: HttpServer;
@@ -94,11 +87,7 @@ export class AdminServer {
     });
   }
 
-  /**
-   * Resolves with the URL.
-   *
-   * @throws `KV_CONFIG_INVALID` when it cannot listen there.
-   */
+  /** @throws `KV_CONFIG_INVALID` when it cannot listen there. */
   async listen(): Promise<string> {
     const { host, port } = this.#options.settings;
     return httpUrl(host, await this.#http.listen(host, port));
@@ -121,7 +110,7 @@ export class AdminServer {
       );
       return send(response, 200, "text/html; charset=utf-8", await readFile(page.file));
     }
-    // EventSource cannot send a header, so the page's stream has the token in its query.
+    // EventSource sends no headers, so the token is in the query.
     requireToken(
       request.headers.authorization,
       settings.token,
@@ -133,7 +122,7 @@ export class AdminServer {
   }
 
   #addRoutes(): void {
-    const { status, metrics, health, page, changeInstance } = this.#options.operations;
+    const { status, metrics, health, page, changeInstance, further } = this.#options.operations;
     this.#routes.set("GET /status", async ({ response }) =>
       sendJson(response, 200, await status()),
     );
@@ -150,6 +139,14 @@ export class AdminServer {
       this.#routes.set("GET /requests", requests);
       this.#routes.set("GET /events", async ({ response }) => this.#follow(page, response));
     }
+    for (const [route, answer] of Object.entries(further ?? {}))
+      this.#routes.set(route, async (turn) => {
+        const serve = async (body: unknown) => {
+          const answered = await answer(new URLSearchParams(turn.query), body);
+          sendJson(turn.response, 200, answered);
+        };
+        await (route.startsWith("POST") ? this.#http.withJson(turn, serve) : serve(undefined));
+      });
     if (changeInstance === undefined) return;
     for (const change of INSTANCE_CHANGES)
       this.#routes.set(`POST /instances/${change}`, (turn) =>
@@ -188,7 +185,7 @@ export class AdminServer {
     let timer: Timer | undefined;
     let closed = false;
     const send = (event: string, data: unknown) => {
-      // A reader that is too slow misses events; they are not kept in memory for it.
+      // A slow reader misses events instead of filling memory.
       if (response.writableLength < 1024 * 1024)
         response.write(`event: ${event}\ndata: ${JSON.stringify(data)}\n\n`);
     };
@@ -213,4 +210,71 @@ export class AdminServer {
     });
     tick(true).catch(() => response.destroy());
   }
+}
+
+interface AdminHosts {
+  readonly host: string;
+  readonly token?: string | undefined;
+  readonly allowedHosts: readonly string[];
+}
+
+/**
+ * Refuses what a page of another site can make a browser send: another origin, or a name that
+ * points at this machine (DNS rebinding).
+ *
+ * @throws `KV_REQUEST_INVALID` with the status 403.
+ */
+function checkAdminRequest(headers: IncomingHttpHeaders, settings: AdminHosts): void {
+  const { host = "", origin } = headers;
+  const name = host.replace(/:\d+$/, "").toLowerCase();
+  if (!isAllowed(name, settings)) {
+    throw forbidden(
+      `the Host of the request is ${shortened(host)}, which the admin routes do not serve`,
+      "use an IP address or localhost, or name the host in admin.allowedHosts (--admin-allowed-host)",
+    );
+  }
+  if (
+    origin === undefined ||
+    /^https?:\/\/(.*)$/i.exec(origin)?.[1]?.toLowerCase() === host.toLowerCase()
+  )
+    return;
+  throw forbidden(
+    `the request comes from a page of another origin, ${shortened(origin)}`,
+    "open the page of the admin port itself",
+  );
+}
+
+function isAllowed(name: string, { host, token, allowedHosts }: AdminHosts): boolean {
+  if (isIP(name.replace(/^\[(.*)\]$/, "$1")) !== 0 || name === "localhost") return true;
+  if (name === host.toLowerCase() || allowedHosts.some((allowed) => allowed.toLowerCase() === name))
+    return true;
+  // A page that rebinds a name does not know the token.
+  return token !== undefined && allowedHosts.length === 0;
+}
+
+function forbidden(message: string, hint: string): KvError {
+  return new KvError("KV_REQUEST_INVALID", message, { hint, details: { httpStatus: 403 } });
+}
+
+/**
+ * `otherwise`: a token from outside the header.
+ *
+ * @throws `KV_REQUEST_INVALID` (401) without the token, if one is set.
+ */
+export function requireToken(
+  authorization: string | undefined,
+  token: string | undefined,
+  otherwise?: unknown,
+): void {
+  if (token === undefined) return;
+  const received =
+    authorization?.startsWith("Bearer ") === true
+      ? authorization.slice("Bearer ".length)
+      : otherwise;
+  const digest = (text: string) => createHash("sha256").update(text).digest();
+  if (typeof received === "string" && timingSafeEqual(digest(received), digest(token))) return;
+  throw new KvError("KV_REQUEST_INVALID", "the token of the admin routes is missing or wrong", {
+    hint: "send Authorization: Bearer TOKEN",
+    details: { httpStatus: 401 },
+  });
 }

@@ -1,4 +1,5 @@
 import { KvError } from "@kv/interface";
+import { unknownKeys } from "@kv/program/unknown-keys";
 import { z } from "zod";
 import type { InstanceSpec, Role } from "../instances/instance.js";
 import { instanceSpecSchema, parseInstanceSpec } from "../instances/instance-spec.js";
@@ -8,7 +9,7 @@ import type { InstancePool } from "../routing/instance-pool.js";
 const role = z.enum(["prefill", "decode"]);
 const instance = instanceSpecSchema;
 
-/** `type` is the name that vLLM's push proxy has for the role. */
+/** vLLM's push proxy calls the role `type`. */
 const changeSchema = z.union([
   z.strictObject({ role, instance }),
   z.strictObject({ type: role, instance }),
@@ -19,18 +20,16 @@ export const INSTANCE_CHANGES = ["add", "drain", "remove"] as const;
 /** One of `INSTANCE_CHANGES`. */
 export type InstanceChange = (typeof INSTANCE_CHANGES)[number];
 
-/** The instances that a change is made to. */
 export interface ChangedInstances {
   readonly pools: Readonly<Record<Role, InstancePool>>;
   readonly get: InstanceGet;
   readonly timeoutMs: number;
-  /** A model that a new instance must have. @default any */
+  /** @default any */
   readonly model?: string | undefined;
 }
 
 /**
- * Adds, drains or removes the instance that a JSON body names, and returns the state of its role's
- * instances. A new one is asked for its models first.
+ * Applies a change from a JSON body. Returns the state of the role's instances.
  *
  * @throws `KV_REQUEST_INVALID`, `KV_CONFIG_INVALID`, `KV_PROXY_NO_INSTANCE` (404).
  */
@@ -49,12 +48,7 @@ export async function changeInstance(
   return pool.status();
 }
 
-/**
- * Asks a new instance for its models.
- *
- * @throws `KV_CONFIG_INVALID` for an instance that does not answer with its models, or lacks the
- * one that it must have.
- */
+/** @throws `KV_CONFIG_INVALID` if the instance does not answer with the required model. */
 async function requireServer(
   { role, spec: { url } }: NamedInstance,
   { get, timeoutMs, model }: ChangedInstances,
@@ -69,7 +63,7 @@ async function requireServer(
       throw refused(`it does not answer (${cause.message})`, cause);
     },
   );
-  // It wants a key, which only clients have.
+  // Only clients have its key.
   if (status === 401 || status === 403) return;
   if (status !== 200) throw refused(`GET /v1/models was answered with status ${status}`);
   const { success, data: list } = z
@@ -101,7 +95,7 @@ export interface NamedInstance {
  * @throws `KV_REQUEST_INVALID`, `KV_CONFIG_INVALID`.
  */
 export function readChange(body: unknown): NamedInstance {
-  const result = changeSchema.safeParse(body);
+  const result = changeSchema.safeParse(body, { error: unknownKeys });
   if (!result.success) {
     const problem = z.prettifyError(result.error);
     throw new KvError(
@@ -119,10 +113,7 @@ export function readChange(body: unknown): NamedInstance {
   };
 }
 
-/**
- * Waits until a change has begun, not for its end: a stream may last for an hour, and `/status`
- * shows the requests in flight. A change of an unknown instance rejects at once.
- */
+/** Waits only for the start, since a stream may last an hour. */
 async function beginChange(change: Promise<void>): Promise<void> {
   const later = new Promise<void>((resolve) => setImmediate(resolve));
   await Promise.race([change, later]);

@@ -1,5 +1,10 @@
-import type { Log } from "@kv/interface";
+import { lookup, resolveSrv } from "node:dns/promises";
+import { readFile } from "node:fs/promises";
+import type { Clock, Log, Timer } from "@kv/interface";
+import { unknownKeys } from "@kv/program/unknown-keys";
+import { z } from "zod";
 import { type InstanceSpec, instanceName, type Role } from "../instances/instance.js";
+import { instanceSpecSchema, parseInstanceSpec } from "../instances/instance-spec.js";
 import type { InstancePool } from "../routing/instance-pool.js";
 
 /** All instances that a discovery has found. */
@@ -8,12 +13,12 @@ export interface DiscoveredInstances {
   readonly decoders: readonly InstanceSpec[];
 }
 
-/** A source of instances that come and go: `fileDiscovery`, `dnsDiscovery`, or one of your own. */
+/** A source of instances that come and go: `fileDiscovery`, `dnsDiscovery`, or your own. */
 export interface Discovery {
   readonly name: string;
   /**
-   * Calls `onChange` with the complete set of instances, at first and after each change. Calls
-   * `onError` when they cannot be read; the instances then stay as they were. `close` ends both.
+   * Calls `onChange` with all instances, first and after each change. Calls `onError` when reading
+   * fails; the instances then stay. `close` ends both.
    */
   watch(
     onChange: (found: DiscoveredInstances) => void,
@@ -21,7 +26,7 @@ export interface Discovery {
   ): { close(): void };
 }
 
-/** Adds the instances that a discovery finds to pools, and removes them when they are gone. */
+/** Adds discovered instances to pools and removes lost ones. It leaves others alone. */
 export class DiscoveryFollower {
   readonly #name: string;
   readonly #pools: Readonly<Record<Role, InstancePool>>;
@@ -32,7 +37,6 @@ export class DiscoveryFollower {
   };
   readonly #watch: { close(): void };
 
-  /** Begins to watch. Instances that were added in another way are not touched. */
   constructor(
     discovery: Discovery,
     pools: Readonly<Record<Role, InstancePool>>,
@@ -83,14 +87,9 @@ export class DiscoveryFollower {
   }
 }
 
-/** A discovery whose last reading is known to have succeeded or failed. */
 export class ObservedDiscovery implements Discovery {
   readonly name: string;
   readonly #discovery: Discovery;
-  /**
-   * False before the first reading. While it is, the instances are those of the last one that
-   * succeeded.
-   */
   isCurrent = false;
 
   constructor(discovery: Discovery) {
@@ -110,4 +109,104 @@ export class ObservedDiscovery implements Discovery {
       },
     );
   }
+}
+
+/** How often a source is read again. */
+export interface Polling {
+  readonly clock: Clock;
+  /** From the end of one read. */
+  readonly intervalMs: number;
+}
+
+const fileSchema = z.strictObject({
+  prefillers: z.array(instanceSpecSchema).default([]),
+  decoders: z.array(instanceSpecSchema).default([]),
+});
+
+/**
+ * Reads `{"prefillers": […], "decoders": […]}` from a JSON file, with entries for
+ * `parseInstanceSpec`.
+ */
+export function fileDiscovery(path: string, polling: Polling): Discovery {
+  return polledDiscovery(`file ${path}`, polling, async () => {
+    const { prefillers, decoders } = fileSchema.parse(JSON.parse(await readFile(path, "utf8")), {
+      error: unknownKeys,
+    });
+    return {
+      prefillers: prefillers.map(parseInstanceSpec),
+      decoders: decoders.map(parseInstanceSpec),
+    };
+  });
+}
+
+/** DNS names of both roles: `host:port` for all addresses of a host, or an SRV name. */
+export interface DnsNames {
+  readonly prefill: string;
+  readonly decode: string;
+}
+
+/** The DNS lookups of `dnsDiscovery`. */
+export interface Resolver {
+  addresses(host: string): Promise<readonly string[]>;
+  services(name: string): Promise<readonly { readonly name: string; readonly port: number }[]>;
+}
+
+const systemResolver: Resolver = {
+  addresses: async (host) => (await lookup(host, { all: true })).map(({ address }) => address),
+  services: resolveSrv,
+};
+
+/** Resolves DNS names at an interval. Each address is an instance. */
+export function dnsDiscovery(
+  names: DnsNames,
+  polling: Polling,
+  resolver: Resolver = systemResolver,
+): Discovery {
+  async function resolve(name: string) {
+    const [, host, port] = /^(.+):([0-9]{1,5})$/.exec(name) ?? [];
+    const found =
+      host === undefined
+        ? (await resolver.services(name)).map((service) => `${service.name}:${service.port}`)
+        : (await resolver.addresses(host)).map(
+            (ip) => `${ip.includes(":") ? `[${ip}]` : ip}:${port}`,
+          );
+    return [...new Set(found)].sort().map((each) => parseInstanceSpec(each));
+  }
+  return polledDiscovery(`DNS ${names.prefill} ${names.decode}`, polling, async () => {
+    const [prefillers, decoders] = await Promise.all([
+      resolve(names.prefill),
+      resolve(names.decode),
+    ]);
+    return { prefillers, decoders };
+  });
+}
+
+function polledDiscovery(
+  name: string,
+  { clock, intervalMs }: Polling,
+  read: () => Promise<DiscoveredInstances>,
+): Discovery {
+  return {
+    name,
+    watch(onChange, onError) {
+      let timer: Timer | undefined;
+      let closed = false;
+      async function poll(): Promise<void> {
+        try {
+          const found = await read();
+          if (!closed) onChange(found);
+        } catch (error) {
+          if (!closed) onError(error);
+        }
+        if (!closed) timer = clock.setTimer(() => void poll(), intervalMs);
+      }
+      void poll();
+      return {
+        close() {
+          closed = true;
+          timer?.cancel();
+        },
+      };
+    },
+  };
 }

@@ -1,4 +1,4 @@
-import { type Clock, KvError, silentLog, systemRandom } from "@kv/interface";
+import { type Clock, KvError, systemRandom } from "@kv/interface";
 import { expect, test } from "vitest";
 import { InstancePool } from "../routing/instance-pool.js";
 import { roundRobin } from "../routing/routing.js";
@@ -22,7 +22,7 @@ function setUp(probe: HealthProbe) {
     times: { coolDownMs: 1, maxCoolDownMs: 1, slowReturnMs: 1 },
   });
   const settings = { intervalMs: 10, timeoutMs: 5, path: "/health", failures: 2 };
-  const checks = new HealthChecks([pool], probe, settings, { clock, log: silentLog });
+  const checks = new HealthChecks([pool], probe, settings, clock);
   /**
    * Waits for the end of a round of checks: the first one begins at once, the others by their
    * timer.
@@ -36,21 +36,34 @@ function setUp(probe: HealthProbe) {
   return { pool, checks, timers, round };
 }
 
-test("two failed checks in a row eject an instance, and a successful one returns it", async () => {
-  const results = [503, "unreachable", 404, 500] as const;
-  let at = 0;
+const failed = (stage?: string) =>
+  new KvError("KV_PROXY_UPSTREAM_FAILED", "x", { details: { stage } });
+
+test.each([
+  [
+    "two failed checks in a row eject an instance, and a successful one returns it",
+    [503, failed(), 404, 500],
+    ["up", "ejected", "returning", "returning"],
+  ],
+  [
+    "one check that cannot connect makes an instance unavailable, and the next good one available at once",
+    [200, failed("connect"), 200],
+    ["up", "unreachable", "up"],
+  ],
+])("%s", async (_what, results, expected) => {
+  const left = [...results];
   const { pool, round } = setUp(async (request) => {
     expect(request).toEqual({ role: "decode", url: "http://d", path: "/health", timeoutMs: 5 });
-    const result = results[at++] ?? 200;
-    if (result === "unreachable") throw new KvError("KV_PROXY_UPSTREAM_FAILED", "unreachable");
-    return result;
+    const result = left.shift() ?? 200;
+    if (typeof result === "number") return result;
+    throw result;
   });
-  const states: string[] = [];
+  const states: unknown[] = [];
   for (const _ of results) {
     await round();
-    states.push(pool.status()[0]?.state ?? "");
+    states.push(pool.status()[0]?.state);
   }
-  expect(states).toEqual(["up", "ejected", "returning", "returning"]);
+  expect(states).toEqual(expected);
 });
 
 test("closed health checks leave no timer, and ignore the last result", async () => {
@@ -63,21 +76,4 @@ test("closed health checks leave no timer, and ignore the last result", async ()
   answer(503);
   await answered;
   expect([timers.length, pool.status()[0]?.last_error]).toEqual([0, null]);
-});
-
-const refused = new KvError("KV_PROXY_UPSTREAM_FAILED", "x", { details: { stage: "connect" } });
-
-test("one check that cannot connect makes an instance unavailable, and the next good one available at once", async () => {
-  const results = [200, refused, 200];
-  const { pool, round } = setUp(async () => {
-    const result = results.shift() ?? 200;
-    if (typeof result === "number") return result;
-    throw result;
-  });
-  const states: string[] = [];
-  for (let index = 0; index < 3; index++) {
-    await round();
-    states.push(pool.status()[0]?.state ?? "");
-  }
-  expect(states).toEqual(["up", "unreachable", "up"]);
 });

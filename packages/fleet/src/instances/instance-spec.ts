@@ -4,10 +4,7 @@ import type { InstanceSpec } from "./instance.js";
 
 const zmqEndpoint = z.string().regex(/^tcp:\/\/.+:[0-9]+$/);
 
-/**
- * An instance as a configuration names it: text (`host:port`, a URL, either with `@RANK`), or an
- * object.
- */
+/** An instance in a configuration: text (`host:port`, a URL, either with `@RANK`), or an object. */
 export const instanceSpecSchema = z.union([
   z.string(),
   z.strictObject({
@@ -33,10 +30,9 @@ export const instanceSpecSchema = z.union([
 export type InstanceSpecInput = z.infer<typeof instanceSpecSchema>;
 
 /**
- * Reads an instance from a configuration: `host:port`, a URL, either with `@RANK` for one rank of a
- * data-parallel server, or an object.
+ * Reads an instance of a configuration. `@RANK` names a rank of a data-parallel server.
  *
- * @throws `KV_CONFIG_INVALID` for a URL that is not valid for an instance.
+ * @throws `KV_CONFIG_INVALID` for a URL that is not valid.
  */
 export function parseInstanceSpec(input: InstanceSpecInput): InstanceSpec {
   if (typeof input !== "string") return { ...input, url: parseInstanceUrl(input.url) };
@@ -46,8 +42,7 @@ export function parseInstanceSpec(input: InstanceSpecInput): InstanceSpec {
 }
 
 /**
- * The base URL of an instance, without a slash at its end. `host:port` means plain HTTP. A `/v1` at
- * the end, as in an OpenAI client's base URL, is dropped.
+ * `host:port` means plain HTTP. Drops the final `/v1` of OpenAI base URLs.
  *
  * @throws `KV_CONFIG_INVALID`.
  */
@@ -55,12 +50,14 @@ function parseInstanceUrl(input: string): string {
   const text = input.trim();
   let url: URL;
   try {
-    url = new URL(/^[a-z][a-z0-9+.-]*:\/\//i.test(text) ? text : `http://${text}`);
+    // `host:port` starts like a scheme; so does `unix:/x.sock`.
+    url = new URL(/^[a-z][a-z0-9+.-]*:(\/|$)/i.test(text) ? text : `http://${text}`);
   } catch (cause) {
     throw invalidUrl(input, "it cannot be read as a URL", cause);
   }
   if (url.protocol !== "http:" && url.protocol !== "https:")
     throw invalidUrl(input, `${url.protocol} is not HTTP`);
+  if (url.port === "0") throw invalidUrl(input, "port 0 is none of a server");
   if (url.username !== "" || url.password !== "")
     throw invalidUrl(input, "it contains a user name or a password");
   if (url.search !== "" || url.hash !== "")

@@ -1,45 +1,73 @@
-import type { Clock, KvError } from "@kv/interface";
+import { type Clock, type KvError, type Log, type LogFields, silentLog } from "@kv/interface";
 import {
   failureStage,
   type Instance,
   type InstanceKv,
   type InstanceSpec,
   type InstanceStatus,
+  instanceName,
   type Role,
   type Visit,
 } from "./instance.js";
 
-/** Times, in milliseconds, for which a pool leaves instances out. */
+/** How long a pool leaves instances out, in milliseconds. */
 export interface InstanceTimes {
-  /**
-   * How long an instance is left out after a failure; doubles with each further failure in a row.
-   */
+  /** Doubles with each further failure in a row. */
   readonly coolDownMs: number;
   readonly maxCoolDownMs: number;
-  /** How long an ejected instance that is back takes a growing share of the requests. */
+  /** How long a returning instance takes a growing share. */
   readonly slowReturnMs: number;
 }
 
-/** The collaborators of a `PooledInstance`. */
+/** When failed visits eject an instance, and for how long, as Envoy names it. */
+export interface OutlierDetection {
+  /** Failed visits in a row that eject an instance; 0: none do. */
+  readonly consecutiveFailures: number;
+  /** Until the first try, in milliseconds. Each failed try adds as much again. */
+  readonly baseEjectionTimeMs: number;
+  readonly maxEjectionTimeMs: number;
+}
+
+/** Options of `PooledInstance`. */
 export interface PooledInstanceOptions {
   readonly clock: Clock;
   readonly times: InstanceTimes;
-  /**
-   * Learns from visits and health checks that an engine may have been restarted.
-   */
+  /** @default failed visits eject no instance */
+  readonly outlierDetection?: OutlierDetection | undefined;
+  /** @default `silentLog` */
+  readonly log?: Log | undefined;
+  /** Learns that an engine may have restarted. */
   readonly pairing?:
     | { failed(instance: Instance): void; alive(instance: Instance): void }
     | undefined;
-  /**
-   * Called when it takes requests that it did not take before, or takes them no more, other than by
-   * the end of a time.
-   */
-  readonly changed?: (() => void) | undefined;
-  /** Called after each change of its `inFlight`. */
-  readonly loadChanged?: ((instance: PooledInstance) => void) | undefined;
 }
 
-/** An instance of a pool: its load, its failures, and whether it takes requests. */
+interface InstanceOwner {
+  /** The instance starts or stops taking requests, except by time. */
+  changed(): void;
+  loadChanged(instance: PooledInstance): void;
+  list(): readonly PooledInstance[];
+}
+
+interface Absence {
+  readonly state: "cooling-down" | "unreachable" | "ejected";
+  readonly untilMs: number;
+}
+
+/**
+ * An instance of a pool, and whether it takes requests.
+ *
+ * ```text
+ * up ── a connection failed ──> cooling-down ── time ──> up
+ * up ── failed visits in a row ──> ejected ── time ──> half-open: one visit at a time
+ * half-open ── it succeeds ──> returning ── time ──> up;  ── it fails ──> ejected, for longer
+ * any ── a check could not connect ──> unreachable ── the next success ──> up
+ * any ── failed checks in a row ──> ejected ── a successful check ──> returning
+ * ```
+ *
+ * Failed visits eject an instance only while another takes all requests and has not just failed.
+ * When the last such one goes, ejected ones become half-open without a limit of visits.
+ */
 export class PooledInstance implements Instance {
   readonly role: Role;
   readonly url: string;
@@ -48,22 +76,21 @@ export class PooledInstance implements Instance {
   readonly kvEventsReplay: string | undefined;
   readonly kv: InstanceKv | undefined;
   readonly label: string | undefined;
-  readonly #clock: Clock;
-  readonly #times: InstanceTimes;
-  readonly #pairing: PooledInstanceOptions["pairing"];
-  readonly #changed: () => void;
-  readonly #loadChanged: (instance: PooledInstance) => void;
+  readonly #options: PooledInstanceOptions;
+  readonly #owner: InstanceOwner;
   #inFlight = 0;
   #inFlightElsewhere = 0;
   #requests = 0;
   #failures = 0;
   #consecutiveFailures = 0;
   #failedChecks = 0;
-  #ejected = false;
-  #unreachable = false;
+  #out: Absence | undefined = undefined;
+  #isTried = false;
+  #ejections = 0;
+  #ejectionsInRow = 0;
   #seenAtMs = Number.NEGATIVE_INFINITY;
   #draining = false;
-  #availableAtMs = Number.NEGATIVE_INFINITY;
+  #warming = false;
   #returnedAtMs = Number.NEGATIVE_INFINITY;
   #lastError: KvError | undefined = undefined;
   readonly #waitingForIdle: (() => void)[] = [];
@@ -71,7 +98,8 @@ export class PooledInstance implements Instance {
   constructor(
     role: Role,
     spec: InstanceSpec,
-    { clock, times, pairing, changed = () => {}, loadChanged = () => {} }: PooledInstanceOptions,
+    options: PooledInstanceOptions,
+    owner: InstanceOwner,
   ) {
     this.role = role;
     this.url = spec.url;
@@ -80,23 +108,18 @@ export class PooledInstance implements Instance {
     this.kvEventsReplay = spec.kvEventsReplay;
     this.kv = spec.kv;
     this.label = spec.label;
-    this.#clock = clock;
-    this.#times = times;
-    this.#pairing = pairing;
-    this.#changed = changed;
-    this.#loadChanged = loadChanged;
+    this.#options = options;
+    this.#owner = owner;
   }
 
-  /** Visits under way, those of other processes that share the instance included. */
   get inFlight(): number {
     return this.#inFlight + this.#inFlightElsewhere;
   }
 
-  /** Visits of other processes under way, as far as this one was told. */
   set inFlightElsewhere(visits: number) {
     if (visits === this.#inFlightElsewhere) return;
     this.#inFlightElsewhere = visits;
-    this.#loadChanged(this);
+    this.#owner.loadChanged(this);
   }
 
   get ownInFlight(): number {
@@ -107,42 +130,57 @@ export class PooledInstance implements Instance {
     return this.#draining;
   }
 
+  get #nowMs(): number {
+    return this.#options.clock.now();
+  }
+
   get seenAtMs(): number {
     return this.#seenAtMs;
   }
 
-  /**
-   * Whether it is neither draining, ejected, unreachable nor cooling down. `nowMs` is the clock's
-   * time.
-   */
-  available(nowMs = this.#clock.now()): boolean {
-    return !this.#ejected && !this.#unreachable && !this.#draining && nowMs >= this.#availableAtMs;
+  available(nowMs = this.#nowMs): boolean {
+    if (this.takesAll(nowMs)) return true;
+    if (this.#state(nowMs) !== "half-open") return false;
+    return !this.#isTried || !this.#hasOther(nowMs);
   }
 
-  /**
-   * The share of the requests that it takes: less than 1, and growing, after its return from
-   * ejection.
-   */
+  takesAll(nowMs: number): boolean {
+    if (this.#draining || this.#isKeptWarming(nowMs)) return false;
+    return this.#isUp(nowMs);
+  }
+
+  #isUp(nowMs: number): boolean {
+    const out = this.#out;
+    return out === undefined || (out.state === "cooling-down" && nowMs >= out.untilMs);
+  }
+
+  /** Below 1, and growing, after an ejection. */
   returningShare(nowMs: number): number {
-    return Math.min(1, (nowMs - this.#returnedAtMs + 1) / this.#times.slowReturnMs);
+    const { slowReturnMs } = this.#options.times;
+    return Math.min(1, (nowMs - this.#returnedAtMs + 1) / slowReturnMs);
   }
 
-  /** Until when it is available, or not, and returning, or not, unless it changes. */
+  /** Until when its availability and share stay, unless something happens. */
   steadyUntilMs(nowMs: number): number {
-    if (nowMs < this.#availableAtMs) return this.#availableAtMs;
+    const { untilMs = nowMs } = this.#out ?? {};
+    if (nowMs < untilMs) return untilMs;
     return this.#returning(nowMs)
-      ? this.#returnedAtMs + this.#times.slowReturnMs
+      ? this.#returnedAtMs + this.#options.times.slowReturnMs
       : Number.POSITIVE_INFINITY;
   }
 
   begin(): Visit {
     this.#inFlight += 1;
     this.#requests += 1;
-    this.#loadChanged(this);
+    const isTry = this.#out !== undefined && this.#state(this.#nowMs) === "half-open";
+    if (isTry) this.#setTried(true);
+    this.#owner.loadChanged(this);
     let isOpen = true;
     const end = (outcome: VisitOutcome) => {
-      if (isOpen) this.#visitEnded(outcome);
+      if (!isOpen) return;
       isOpen = false;
+      this.#visitEnded(outcome);
+      if (isTry) this.#setTried(false);
     };
     return {
       instance: this,
@@ -154,32 +192,39 @@ export class PooledInstance implements Instance {
 
   drain(draining: boolean): void {
     this.#draining = draining;
-    this.#changed();
+    this.#owner.changed();
+  }
+
+  /** While it fetches prompts, it takes no load that another instance takes. */
+  warm(warming: boolean): void {
+    this.#warming = warming;
+    this.#owner.changed();
+  }
+
+  #isKeptWarming(nowMs: number): boolean {
+    const takesLoad = (one: PooledInstance) => !one.#draining && !one.#warming && one.#isUp(nowMs);
+    return this.#warming && this.#owner.list().some(takesLoad);
   }
 
   /**
-   * Records a health check. `failuresToEject` failed ones in a row eject the instance; the first
-   * successful one returns it. One that could not connect suffices to make it unavailable until the
-   * next success.
+   * `failuresToEject` failures in a row eject the instance, and a success returns it. A failed
+   * connection makes it unavailable until the next success. A check does not end an ejection by
+   * visits, since an engine may pass checks and fail all requests.
    */
   checked(error: KvError | undefined, failuresToEject: number): void {
-    if (error !== undefined) {
-      this.#pairing?.failed(this);
-      this.#failedChecks += 1;
-      this.#lastError = error;
-      if (failureStage(error) === "connect") this.#unreachable = true;
-      if (this.#failedChecks >= failuresToEject) this.#ejected = true;
-      this.#changed();
+    if (error === undefined) {
+      this.#failedChecks = 0;
+      this.#seen();
+      if (this.#isOutByChecks()) this.#return();
       return;
     }
-    this.#failedChecks = 0;
-    this.#seen();
-    if (!this.#ejected) return;
-    this.#ejected = false;
-    this.#returnedAtMs = this.#clock.now();
-    this.#consecutiveFailures = 0;
-    this.#availableAtMs = Number.NEGATIVE_INFINITY;
-    this.#changed();
+    this.#options.pairing?.failed(this);
+    this.#failedChecks += 1;
+    this.#lastError = error;
+    const untilMs = Number.POSITIVE_INFINITY;
+    if (this.#failedChecks >= failuresToEject) this.#leave({ state: "ejected", untilMs });
+    else if (failureStage(error) === "connect" && !this.#isOutByChecks())
+      this.#leave({ state: "unreachable", untilMs });
   }
 
   idle(): Promise<void> {
@@ -188,62 +233,127 @@ export class PooledInstance implements Instance {
   }
 
   status(): Omit<InstanceStatus, "pairing" | "kv_events"> {
+    const nowMs = this.#nowMs;
     const error = this.#lastError;
     return {
       url: this.url,
-      available: this.available(),
-      state: this.#state(),
+      available: this.available(nowMs),
+      state: this.#state(nowMs),
       data_parallel_rank: this.dataParallelRank ?? null,
       in_flight: this.#inFlight,
       requests: this.#requests,
       failures: this.#failures,
       consecutive_failures: this.#consecutiveFailures,
+      ejections: this.#ejections,
       last_error: error === undefined ? null : { code: error.code, message: error.message },
     };
   }
 
-  #state(): InstanceStatus["state"] {
+  #state(nowMs: number): InstanceStatus["state"] {
     if (this.#draining) return "draining";
-    if (this.#ejected) return "ejected";
-    if (this.#unreachable) return "unreachable";
-    if (!this.available()) return "cooling-down";
-    return this.#returning(this.#clock.now()) ? "returning" : "up";
+    if (this.#isKeptWarming(nowMs)) return "warming";
+    const out = this.#out;
+    if (out === undefined || this.takesAll(nowMs))
+      return this.#returning(nowMs) ? "returning" : "up";
+    if (out.state !== "ejected" || this.#isOutByChecks()) return out.state;
+    const isEjected = nowMs < out.untilMs && this.#hasOther(nowMs);
+    return isEjected ? "ejected" : "half-open";
   }
 
   #returning(nowMs: number): boolean {
-    return nowMs - this.#returnedAtMs < this.#times.slowReturnMs;
+    return nowMs - this.#returnedAtMs < this.#options.times.slowReturnMs;
+  }
+
+  #isOutByChecks(): boolean {
+    return this.#out?.state === "ejected" && this.#out.untilMs === Number.POSITIVE_INFINITY;
+  }
+
+  #setTried(isTried: boolean): void {
+    this.#isTried = isTried;
+    this.#owner.changed();
   }
 
   #visitEnded(outcome: VisitOutcome): void {
     this.#inFlight -= 1;
-    this.#loadChanged(this);
+    this.#owner.loadChanged(this);
     if (outcome === "succeeded") {
       this.#consecutiveFailures = 0;
       this.#seen();
+      if (this.#out !== undefined && this.#state(this.#nowMs) === "half-open") this.#return();
     } else if (outcome !== "abandoned") this.#visitFailed(outcome);
     if (this.#inFlight === 0) for (const resolve of this.#waitingForIdle.splice(0)) resolve();
   }
 
   #seen(): void {
-    this.#seenAtMs = this.#clock.now();
-    if (this.#unreachable) this.#changed();
-    this.#unreachable = false;
-    this.#pairing?.alive(this);
+    this.#seenAtMs = this.#nowMs;
+    if (this.#out?.state === "unreachable") this.#return();
+    this.#options.pairing?.alive(this);
   }
 
   #visitFailed(error: KvError): void {
     this.#failures += 1;
     this.#consecutiveFailures += 1;
     this.#lastError = error;
-    this.#pairing?.failed(this);
-    // An answer, even a wrong one, shows that the instance runs.
+    const { times, outlierDetection: detection, pairing } = this.#options;
+    pairing?.failed(this);
+    const nowMs = this.#nowMs;
+    const state = this.#state(nowMs);
+    // Visits that began before the ejection fail too.
+    if (state === "ejected" || state === "unreachable") return;
+    if (detection !== undefined && this.#isOutlier(state, detection.consecutiveFailures, nowMs)) {
+      const { baseEjectionTimeMs: baseMs, maxEjectionTimeMs: maxMs } = detection;
+      this.#ejectionsInRow = state === "half-open" ? this.#ejectionsInRow + 1 : 1;
+      const forMs = Math.min(baseMs * this.#ejectionsInRow, Math.max(maxMs, baseMs));
+      this.#leave({ state: "ejected", untilMs: nowMs + forMs });
+      return;
+    }
+    // Even a wrong answer shows that the instance runs.
     const stage = failureStage(error);
-    if (stage === undefined || stage === "status") return;
-    const { coolDownMs, maxCoolDownMs } = this.#times;
+    if (state === "half-open" || stage === undefined || stage === "status") return;
+    const { coolDownMs, maxCoolDownMs } = times;
     const doubledMs = coolDownMs * 2 ** Math.min(this.#consecutiveFailures - 1, 20);
-    this.#availableAtMs =
-      this.#clock.now() + Math.min(doubledMs, Math.max(maxCoolDownMs, coolDownMs));
-    this.#changed();
+    const forMs = Math.min(doubledMs, Math.max(maxCoolDownMs, coolDownMs));
+    this.#leave({ state: "cooling-down", untilMs: nowMs + forMs });
+  }
+
+  /** If all instances fail, the fault is not this one's. */
+  #isOutlier(state: InstanceStatus["state"], limit: number, nowMs: number): boolean {
+    if (limit === 0 || (state !== "half-open" && this.#consecutiveFailures < limit)) return false;
+    return this.#hasOther(nowMs, (other) => other.#consecutiveFailures === 0);
+  }
+
+  #hasOther(nowMs: number, is = (_other: PooledInstance) => true): boolean {
+    return this.#owner.list().some((other) => other !== this && other.takesAll(nowMs) && is(other));
+  }
+
+  #leave(out: Absence): void {
+    const before = this.#state(this.#nowMs);
+    this.#out = out;
+    this.#owner.changed();
+    if (out.state === before || out.state === "cooling-down") return;
+    if (out.state === "ejected") this.#ejections += 1;
+    const { log = silentLog } = this.#options;
+    log.warn(`instance-${out.state}`, { ...this.#change(before), error: this.#lastError });
+  }
+
+  /** After an ejection it takes only a share at first. */
+  #return(): void {
+    const nowMs = this.#nowMs;
+    const before = this.#state(nowMs);
+    this.#out = undefined;
+    if (before !== "unreachable") {
+      this.#returnedAtMs = nowMs;
+      this.#consecutiveFailures = 0;
+    }
+    this.#owner.changed();
+    const { log = silentLog } = this.#options;
+    log.info("instance-returned", this.#change(before));
+  }
+
+  #change(before: InstanceStatus["state"]): LogFields {
+    const after = this.#state(this.#nowMs);
+    const consecutiveFailures = this.#consecutiveFailures;
+    return { role: this.role, instance: instanceName(this), before, after, consecutiveFailures };
   }
 }
 

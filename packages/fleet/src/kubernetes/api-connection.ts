@@ -1,10 +1,11 @@
 import { request as httpRequest, type IncomingMessage } from "node:http";
 import { request as httpsRequest, type RequestOptions } from "node:https";
+import type { KubeConfig } from "@kubernetes/client-node";
 import { KvError } from "@kv/interface";
 
 /**
- * Where the API server is, and who asks it. Without a file: `KUBECONFIG`, `~/.kube/config`, or the
- * service account of the pod.
+ * The API server and its user. Without a file: `KUBECONFIG`, `~/.kube/config`, or the service
+ * account of the pod.
  */
 export interface KubernetesAccess {
   readonly kubeconfig?: string | undefined;
@@ -12,24 +13,12 @@ export interface KubernetesAccess {
   readonly context?: string | undefined;
 }
 
-/** The part of `KubeConfig` of `@kubernetes/client-node` that is used. */
-interface KubeConfig {
-  loadFromFile(path: string): void;
-  loadFromDefault(): void;
-  setCurrentContext(name: string): void;
-  getCurrentContext(): string;
-  getContextObject(name: string): { readonly namespace?: string } | null;
-  getCurrentCluster(): { readonly server: string } | null;
-  applyToHTTPSOptions(options: RequestOptions): Promise<void>;
-}
-
-/** A page of a list must be smaller. 500 pods with long specifications have about 10 MB. */
+/** 500 pods with long specifications have about 10 MB. */
 const MAX_ANSWER_BYTES = 64 * 1024 * 1024;
-/** An event of a watch must be shorter. etcd keeps no larger objects than 1.5 MB. */
+/** etcd keeps no objects above 1.5 MB. */
 const MAX_EVENT_BYTES = 4 * 1024 * 1024;
 const ANSWER_TIMEOUT_MS = 30_000;
 
-/** An answer of the API server that is not 200. */
 export class ApiError extends Error {
   constructor(
     readonly status: number,
@@ -40,10 +29,10 @@ export class ApiError extends Error {
 }
 
 /**
- * Sends GETs to the API server. `@kubernetes/client-node` finds the server and authenticates:
- * kubeconfig files, service accounts, client certificates, exec plugins. Its informer (1.4) is not
- * used: it keeps whole objects, which is 20 times the memory, reads lines of any length, asks for no
- * bookmarks, tells no error of a watch, and an event without an object ends the process.
+ * Sends GETs to the API server. `@kubernetes/client-node` finds it and authenticates: kubeconfig
+ * files, service accounts, client certificates, exec plugins. Its informer (1.4) is not used: it
+ * keeps whole objects (20 times the memory), reads lines of any length, asks for no bookmarks,
+ * hides errors of a watch, and ends the process at an event without an object.
  */
 export class ApiConnection {
   readonly #access: KubernetesAccess;
@@ -53,33 +42,24 @@ export class ApiConnection {
     this.#access = access;
   }
 
-  /**
-   * The namespace of the context, or of the pod.
-   *
-   * @throws `KV_CONFIG_INVALID`.
-   */
+  /** @throws `KV_CONFIG_INVALID`. */
   async namespace(): Promise<string> {
     const config = await this.#loaded();
     return config.getContextObject(config.getCurrentContext())?.namespace ?? "default";
   }
 
-  /**
-   * The JSON at a path.
-   *
-   * @throws `ApiError`, those of the connection, `KV_CONFIG_INVALID` for access that cannot be
-   * read.
-   */
+  /** @throws `ApiError`, errors of the connection, `KV_CONFIG_INVALID` for unreadable access. */
   async get(
     path: string,
     query: Readonly<Record<string, string>>,
     signal: AbortSignal,
   ): Promise<unknown> {
     const answer = await this.#open(path, query, ANSWER_TIMEOUT_MS, signal);
-    return JSON.parse((await readAll(answer)).toString("utf8"));
+    return JSON.parse(await readAll(answer));
   }
 
   /**
-   * Calls `onEvent` with each event of a watch. Resolves when the server ends it.
+   * Resolves when the server ends the watch.
    *
    * @throws as `get`; also when nothing comes for `idleMs`.
    */
@@ -131,13 +111,10 @@ export class ApiConnection {
     });
     const { statusCode: status = 0 } = answer;
     if (status === 200) return answer;
-    // A token that has expired is read again before the next request.
+    // Makes the next request read a new token.
     if (status === 401) this.#config = undefined;
-    const text = (await readAll(answer).catch(() => Buffer.alloc(0))).toString("utf8");
-    throw new ApiError(
-      status,
-      `the API server answered ${status} to GET ${url.pathname}${reasonIn(text)}`,
-    );
+    const reason = await reasonIn(answer);
+    throw new ApiError(status, `the API server answered ${status} to GET ${url.pathname}${reason}`);
   }
 
   #loaded(): Promise<KubeConfig> {
@@ -174,8 +151,8 @@ async function loadConfig({ kubeconfig, context }: KubernetesAccess): Promise<Ku
 
 async function createConfig(): Promise<KubeConfig> {
   try {
-    const { KubeConfig } = await import("@kubernetes/client-node");
-    return new KubeConfig() as unknown as KubeConfig;
+    const client = await import("@kubernetes/client-node");
+    return new client.KubeConfig();
   } catch (cause) {
     throw new KvError(
       "KV_CONFIG_INVALID",
@@ -185,7 +162,7 @@ async function createConfig(): Promise<KubeConfig> {
   }
 }
 
-async function readAll(answer: IncomingMessage): Promise<Buffer> {
+async function readAll(answer: IncomingMessage): Promise<string> {
   const chunks: Buffer[] = [];
   let length = 0;
   for await (const chunk of answer as AsyncIterable<Buffer>) {
@@ -194,13 +171,12 @@ async function readAll(answer: IncomingMessage): Promise<Buffer> {
       throw new Error(`the API server's answer has more than ${MAX_ANSWER_BYTES} bytes`);
     chunks.push(chunk);
   }
-  return Buffer.concat(chunks);
+  return Buffer.concat(chunks).toString();
 }
 
-/** The message of a `Status` object. */
-function reasonIn(text: string): string {
+async function reasonIn(answer: IncomingMessage): Promise<string> {
   try {
-    const { message } = JSON.parse(text) as { message?: unknown };
+    const { message } = JSON.parse(await readAll(answer)) as { message?: unknown };
     return typeof message === "string" ? `: ${message.slice(0, 500)}` : "";
   } catch {
     return "";

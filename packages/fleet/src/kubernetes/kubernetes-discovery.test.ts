@@ -144,12 +144,23 @@ function pod(
   };
 }
 
+async function serving(): Promise<ApiServer> {
+  const server = await new ApiServer().start();
+  open.push(server);
+  return server;
+}
+
+/** Waits until the server has so many watches. */
+const watched = (server: ApiServer, count = 1) =>
+  expect.poll(() => server.watches.length).toBe(count);
+
 interface Followed {
   readonly server: ApiServer;
   readonly seen: DiscoveredInstances[];
   readonly errors: unknown[];
   /** The last prefill and decode instances. */
   urls(): [string[], string[]];
+  close(): void;
 }
 
 /** A clock whose waits for the next try are short. */
@@ -161,31 +172,29 @@ const fast: Clock = {
 async function follow(
   objects: object[],
   options: Partial<Options> = {},
-  server?: ApiServer,
+  given?: ApiServer,
 ): Promise<Followed> {
-  const api = server ?? (await new ApiServer().start());
-  if (server === undefined) open.push(api);
-  api.objects = objects;
+  const server = given ?? (await serving());
+  server.objects = objects;
   const discovery = await kubernetesDiscovery({
-    kubeconfig: api.kubeconfig(),
-    ...(options.services === undefined ? { podSelector: "app=vllm" } : {}),
+    kubeconfig: server.kubeconfig(),
+    podSelector: "app=vllm",
     clock: fast,
     ...options,
   });
   const seen: DiscoveredInstances[] = [];
   const errors: unknown[] = [];
-  open.push(
-    discovery.watch(
-      (found) => seen.push(found),
-      (error) => errors.push(error),
-    ),
+  const watch = discovery.watch(
+    (found) => seen.push(found),
+    (error) => errors.push(error),
   );
+  open.push(watch);
   const urls = (): [string[], string[]] => {
     const found = seen.at(-1);
     const of = (specs: DiscoveredInstances["decoders"] = []) => specs.map(({ url }) => url).sort();
     return [of(found?.prefillers), of(found?.decoders)];
   };
-  return { server: api, seen, errors, urls };
+  return { server, seen, errors, urls, close: () => watch.close() };
 }
 
 const P1 = "http://10.0.0.1:8000";
@@ -194,8 +203,7 @@ const D1 = "http://10.0.1.1:8000";
 const asDecode = { labels: { "llm-d.ai/role": "decode" } };
 
 test("lists pods in pages, then follows them by a watch from the list's version", async () => {
-  const server = await new ApiServer().start();
-  open.push(server);
+  const server = await serving();
   server.pageSize = 1;
   const { urls, errors } = await follow(
     [pod("p1", "10.0.0.1"), pod("d1", "10.0.1.1", asDecode)],
@@ -203,7 +211,7 @@ test("lists pods in pages, then follows them by a watch from the list's version"
     server,
   );
   await expect.poll(urls).toEqual([[P1], [D1]]);
-  await expect.poll(() => server.watches.length).toBe(1);
+  await watched(server);
   const [first] = server.lists;
   expect(first?.path).toBe("/api/v1/namespaces/models/pods");
   expect(first?.query.get("labelSelector")).toBe("app=vllm");
@@ -217,8 +225,7 @@ test("lists pods in pages, then follows them by a watch from the list's version"
 });
 
 test("A11: a list without an end is left after 400 pages with an error, and is asked for again later", async () => {
-  const server = await new ApiServer().start();
-  open.push(server);
+  const server = await serving();
   const page = JSON.stringify({ metadata: { resourceVersion: "1", continue: "more" }, items: [] });
   for (let at = 0; at < 1000; at += 1) server.scripted.push(({ response }) => response.end(page));
   const { errors } = await follow([], { clock: systemClock() }, server);
@@ -233,7 +240,7 @@ test("a pod that is not ready, or that begins to end, is left out at once, and c
     pod("p2", "10.0.0.2", { ready: "False" }),
   ]);
   await expect.poll(urls).toEqual([[P1], []]);
-  await expect.poll(() => server.watches.length).toBe(1);
+  await watched(server);
   server.event("MODIFIED", pod("p2", "10.0.0.2"));
   await expect.poll(urls).toEqual([[P1, P2], []]);
   // Its Ready condition is still true: the pod is to drain before it is not ready any more.
@@ -298,10 +305,10 @@ test.each([
 
 test("bookmarks move the version on, and a watch that the server ends goes on from there", async () => {
   const { server, urls } = await follow([pod("p1", "10.0.0.1")]);
-  await expect.poll(() => server.watches.length).toBe(1);
+  await watched(server);
   server.event("BOOKMARK", { metadata: { resourceVersion: "500" } });
   server.watches[0]?.response.end();
-  await expect.poll(() => server.watches.length).toBe(2);
+  await watched(server, 2);
   expect(server.watches[1]?.query.get("resourceVersion")).toBe("500");
   expect(server.watches[1]?.query.get("allowWatchBookmarks")).toBe("true");
   expect(server.lists).toHaveLength(1);
@@ -315,7 +322,7 @@ test.each(["an event", "a status", "an event between the pages"])(
       pod("p1", "10.0.0.1"),
       pod("d1", "10.0.1.1", asDecode),
     ]);
-    await expect.poll(() => server.watches.length).toBe(1);
+    await watched(server);
     server.objects = [pod("p2", "10.0.0.2"), pod("d1", "10.0.1.1", asDecode)];
     server.version = 900;
     if (form === "an event between the pages") {
@@ -348,7 +355,7 @@ test.each(["an event", "a status", "an event between the pages"])(
 
 test("while the API server is away the last instances stay, the error is told, and it is told when all is current again", async () => {
   const { server, urls, errors, seen } = await follow([pod("p1", "10.0.0.1")]);
-  await expect.poll(() => server.watches.length).toBe(1);
+  await watched(server);
   await server.stop();
   await expect.poll(() => errors.length).toBeGreaterThan(2);
   expect(urls()).toEqual([[P1], []]);
@@ -366,20 +373,20 @@ test("while the API server is away the last instances stay, the error is told, a
 
 test("a connection that breaks in the middle of an event loses nothing", async () => {
   const { server, urls } = await follow([pod("p1", "10.0.0.1")]);
-  await expect.poll(() => server.watches.length).toBe(1);
+  await watched(server);
   const text = JSON.stringify({ type: "ADDED", object: pod("p2", "10.0.0.2") });
   const { response } = server.watches[0] as Asked;
   response.write(text.slice(0, 40));
   await new Promise((resolve) => response.write("", resolve));
   response.destroy();
-  await expect.poll(() => server.watches.length).toBe(2);
+  await watched(server, 2);
   server.watches[1]?.response.write(`${text}\n\n`);
   await expect.poll(urls).toEqual([[P1, P2], []]);
 });
 
 test("a token that has expired is read again from its file", async () => {
   const { server, urls, errors } = await follow([pod("p1", "10.0.0.1")]);
-  await expect.poll(() => server.watches.length).toBe(1);
+  await watched(server);
   server.token = "second";
   server.kubeconfig();
   server.event("BOOKMARK", { metadata: { resourceVersion: "200" } });
@@ -393,8 +400,7 @@ test("a token that has expired is read again from its file", async () => {
 });
 
 test("without the rights, the server's message is told again and again, and no instance is found", async () => {
-  const server = await new ApiServer().start();
-  open.push(server);
+  const server = await serving();
   for (let at = 0; at < 3; at += 1) server.scripted.push((asked) => status(asked, 403));
   const { errors, seen, urls } = await follow([pod("p1", "10.0.0.1")], {}, server);
   await expect.poll(urls).toEqual([[P1], []]);
@@ -404,55 +410,6 @@ test("without the rights, the server's message is told again and again, and no i
     ),
   );
   expect(seen).toHaveLength(1);
-});
-
-const slice = (name: string, service: string, addressType: string, endpoints: object[]) => ({
-  metadata: {
-    uid: name,
-    name,
-    resourceVersion: "1",
-    labels: { "kubernetes.io/service-name": service },
-  },
-  addressType,
-  ports: [{ name: "http", port: 8000 }],
-  endpoints,
-});
-const endpoint = (uid: string, address: string, conditions?: object) => ({
-  addresses: [address],
-  conditions,
-  targetRef: { kind: "Pod", uid },
-});
-
-test("EndpointSlices: the role is the service's; endpoints that are not ready or end are left out; a pod counts once", async () => {
-  const services = { prefill: "p", decode: "d" };
-  const slices = [
-    slice("p-4", "p", "IPv4", [
-      endpoint("p1", "10.0.0.1", { ready: true }),
-      endpoint("p2", "10.0.0.2", {}),
-      endpoint("p3", "10.0.0.3", { ready: false }),
-      endpoint("p4", "10.0.0.4", { ready: true, serving: true, terminating: true }),
-    ]),
-    slice("p-6", "p", "IPv6", [
-      endpoint("p1", "fd00::1", { ready: true }),
-      endpoint("p9", "fd00::9", { ready: true }),
-    ]),
-    slice("d-4", "d", "IPv4", [endpoint("d1", "10.0.1.1")]),
-    // While endpoints move from one slice to another, they are in both.
-    slice("d-4b", "d", "IPv4", [endpoint("d1", "10.0.1.1")]),
-    slice("other", "x", "IPv4", [endpoint("x", "10.0.2.1")]),
-    slice("names", "d", "FQDN", [endpoint("y", "d.example.org")]),
-  ];
-  const { urls, server } = await follow(slices, { services });
-  await expect.poll(urls).toEqual([[P1, P2, "http://[fd00::9]:8000"], [D1]]);
-  expect(server.lists[0]?.path).toBe("/apis/discovery.k8s.io/v1/namespaces/models/endpointslices");
-  expect(server.lists[0]?.query.get("labelSelector")).toBe("kubernetes.io/service-name in (p,d)");
-  await expect.poll(() => server.watches.length).toBe(1);
-  server.event(
-    "MODIFIED",
-    slice("p-4", "p", "IPv4", [endpoint("p2", "10.0.0.2", { terminating: true })]),
-  );
-  // The pod with both addresses is reached by the one that is left.
-  await expect.poll(urls).toEqual([["http://[fd00::1]:8000", "http://[fd00::9]:8000"], [D1]]);
 });
 
 test("objects that are not as the API has them are left out", async () => {
@@ -469,44 +426,20 @@ test("objects that are not as the API has them are left out", async () => {
 });
 
 test("wrong options and a kubeconfig that cannot be read are refused", async () => {
-  await expect(kubernetesDiscovery({})).rejects.toThrow("either podSelector or services");
-  const services = { prefill: "p", decode: "d" };
-  await expect(kubernetesDiscovery({ podSelector: "a=b", services })).rejects.toThrow(
-    "either podSelector or services",
-  );
-  await expect(
-    kubernetesDiscovery({ podSelector: "a=b", kubeconfig: "/nowhere" }),
-  ).rejects.toMatchObject({
-    code: "KV_CONFIG_INVALID",
-  });
-  const server = await new ApiServer().start();
-  open.push(server);
-  const kubeconfig = server.kubeconfig();
-  await expect(
-    kubernetesDiscovery({ podSelector: "a=b", kubeconfig, context: "other" }),
-  ).rejects.toMatchObject({
-    code: "KV_CONFIG_INVALID",
-  });
+  const podSelector = "a=b";
+  const kubeconfig = (await serving()).kubeconfig();
+  for (const access of [{ kubeconfig: "/nowhere" }, { kubeconfig, context: "other" }])
+    await expect(kubernetesDiscovery({ podSelector, ...access })).rejects.toMatchObject({
+      code: "KV_CONFIG_INVALID",
+    });
 });
 
 test("after close, nothing is reported and no connection is left", async () => {
-  const server = await new ApiServer().start();
-  open.push(server);
-  server.objects = [pod("p1", "10.0.0.1")];
-  const discovery = await kubernetesDiscovery({
-    kubeconfig: server.kubeconfig(),
-    podSelector: "a=b",
-  });
-  const seen: DiscoveredInstances[] = [];
-  const errors: unknown[] = [];
-  const watch = discovery.watch(
-    (found) => seen.push(found),
-    (error) => errors.push(error),
-  );
-  await expect.poll(() => server.watches.length).toBe(1);
+  const { server, seen, errors, close } = await follow([pod("p1", "10.0.0.1")]);
+  await watched(server);
   await expect.poll(() => seen.length).toBe(1);
   const ended = new Promise((resolve) => server.watches[0]?.response.once("close", resolve));
-  watch.close();
+  close();
   await ended;
   expect([seen.length, errors]).toEqual([1, []]);
 });

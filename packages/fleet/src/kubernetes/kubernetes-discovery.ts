@@ -1,154 +1,240 @@
-import { ambient, type Clock, KvError, type Random, type Timer } from "@kv/interface";
+import { ambient, type Clock, type Random, type Timer } from "@kv/interface";
 import type { DiscoveredInstances, Discovery } from "../discovery/discovery.js";
-import { type InstanceSpec, instanceName, type Role } from "../instances/instance.js";
-import { ApiConnection, type KubernetesAccess } from "./api-connection.js";
-import {
-  type FoundPod,
-  type PortName,
-  type ReadingOptions,
-  readEndpointSlice,
-  readPod,
-} from "./read-objects.js";
-import { Reflector } from "./reflector.js";
+import { type InstanceSpec, instanceName } from "../instances/instance.js";
+import type { KubernetesSettings } from "../settings/fleet-settings.js";
+import { ApiConnection, ApiError } from "./api-connection.js";
+import { readPod } from "./read-pod.js";
 
-/** Options of `kubernetesDiscovery`. Either `podSelector` or `services` is given. */
-export interface KubernetesDiscoveryOptions extends KubernetesAccess {
-  /** The namespace. @default that of the context, or of the pod */
-  readonly namespace?: string | undefined;
-  /**
-   * Follows the pods with these labels, such as `app=vllm`. Their roles are by `roleLabel`.
-   */
-  readonly podSelector?: string | undefined;
-  /**
-   * Follows the EndpointSlices of one service for each role. Their pods need no role label.
-   */
-  readonly services?: Readonly<Record<Role, string>> | undefined;
-  /**
-   * Port of the HTTP server: a number, or a port's name; one for both roles or one each. @default
-   * "http"
-   */
-  readonly port?: PortName | Readonly<Record<Role, PortName>> | undefined;
-  /**
-   * Port of the side channel, for pairing and push. Without it, it is learned from answers.
-   */
-  readonly sideChannelPort?: PortName | undefined;
-  /**
-   * The label with a pod's role, in llm-d's values: `prefill`, `decode`, `both`, `prefill-decode`,
-   * … @default "llm-d.ai/role"
-   */
-  readonly roleLabel?: string | undefined;
-  /**
-   * Pods with the same value fit one another: a hint for pairing without side channels. With
-   * `services`, a label of the service.
-   */
-  readonly revisionLabel?: string | undefined;
-  /**
-   * The label with the number of data-parallel ranks; each rank is an instance.
-   */
-  readonly dataParallelLabel?: string | undefined;
-  /**
-   * The address family to take where a pod has both. @default the pod's first address; of services
-   * IPv4
-   */
-  readonly ipFamily?: 4 | 6 | undefined;
-  /** Source of time. @default systemClock() */
+/** Options of `kubernetesDiscovery`, as in the setting `discovery.kubernetes`. */
+export interface KubernetesDiscoveryOptions extends KubernetesSettings {
+  /** @default systemClock() */
   readonly clock?: Clock | undefined;
-  /** Spreads the attempts to connect again. @default systemRandom() */
+  /** Spreads reconnections. @default systemRandom() */
   readonly random?: Random | undefined;
 }
 
 /** Changes within this time are reported once. */
 const COALESCE_MS = 20;
+const PAGE_PODS = "500";
+/** 500 times as many as a large deployment has. */
+const MAX_PODS = 100_000;
+/** Twice what that many pods need. */
+const MAX_PAGES = 400;
+const MAX_LIST_MS = 120_000;
+const WATCH_SECONDS = 300;
+/** Bookmarks come about every minute, so a silent watch is a dead connection. */
+const WATCH_IDLE_MS = 150_000;
+const SHORT_WATCH_MS = 1_000;
+const FIRST_RETRY_MS = 500;
+const MAX_RETRY_MS = 30_000;
 
 /**
- * Follows pods, or the EndpointSlices of services, in a Kubernetes cluster. An instance that is not
- * ready, or that begins to end, is left out at once. While the API server cannot be read, the last
- * known instances stay. The API server itself is asked by `watch` first.
+ * Follows pods in Kubernetes. Instances that are not ready or begin to end are left out at once. The last known ones stay while the API server cannot be read.
+ * `watch` sends the first request.
  *
- * @throws `KV_CONFIG_INVALID` where the package `@kubernetes/client-node` is not installed, or the
- * cluster's configuration cannot be read.
+ * @throws `KV_CONFIG_INVALID` without the package `@kubernetes/client-node`, or if the cluster's
+ * configuration cannot be read.
  */
 export async function kubernetesDiscovery(options: KubernetesDiscoveryOptions): Promise<Discovery> {
-  const { podSelector, services, port = "http", roleLabel = "llm-d.ai/role", ipFamily } = options;
-  const { clock, random } = ambient(options);
+  const { podSelector, port = "http", roleLabel = "llm-d.ai/role" } = options;
   const ports = typeof port === "object" ? port : { prefill: port, decode: port };
-  const reading: ReadingOptions = { ...options, port: ports, roleLabel };
-  if ((services === undefined) === (podSelector === undefined)) {
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      "discovery in Kubernetes needs either podSelector or services",
-      {
-        hint: "give the labels of the pods, such as app=vllm, or a service for each role",
-      },
-    );
-  }
+  const reading = { ...options, port: ports, roleLabel };
   const connection = new ApiConnection(options);
   const namespace = encodeURIComponent(options.namespace ?? (await connection.namespace()));
-  const rolesOf = (service: string) =>
-    (["prefill", "decode"] as const).filter((role) => services?.[role] === service);
-  const followed =
-    services === undefined
-      ? {
-          name: `Kubernetes pods ${podSelector}`,
-          path: `/api/v1/namespaces/${namespace}/pods`,
-          labelSelector: podSelector ?? "",
-          read(object: unknown) {
-            const pod = readPod(object, reading);
-            return pod === undefined ? undefined : [pod];
-          },
-        }
-      : {
-          name: `Kubernetes services ${services.prefill} ${services.decode}`,
-          path: `/apis/discovery.k8s.io/v1/namespaces/${namespace}/endpointslices`,
-          labelSelector: `kubernetes.io/service-name in (${services.prefill},${services.decode})`,
-          read: (object: unknown) => readEndpointSlice(object, rolesOf, reading),
-        };
-  const { name, ...collection } = followed;
+  const pods = { path: `/api/v1/namespaces/${namespace}/pods`, labelSelector: podSelector };
   return {
-    name,
-    watch(onChange, onError) {
-      let timer: Timer | undefined;
-      const reflector = new Reflector<readonly FoundPod[]>({
-        ...collection,
+    name: `Kubernetes pods ${podSelector}`,
+    watch: (onChange, onError) =>
+      new Reflector({
+        ...pods,
+        ...ambient(options),
         connection,
-        clock,
-        random,
+        read: (pod) => readPod(pod, reading),
+        onChange,
         onError,
-        onChange() {
-          timer ??= clock.setTimer(() => {
-            timer = undefined;
-            const items = reflector.items();
-            if (items !== undefined) onChange(combined(items, ipFamily ?? 4));
-          }, COALESCE_MS);
-        },
-      });
-      return {
-        close() {
-          reflector.close();
-          timer?.cancel();
-        },
-      };
-    },
+      }),
   };
 }
 
-/**
- * The instances of all pods, each once: a pod may be in slices of both address families, and for a
- * while in two slices of one.
- */
-function combined(items: Iterable<readonly FoundPod[]>, family: 4 | 6): DiscoveredInstances {
-  const pods = new Map<string, FoundPod[]>();
-  for (const found of items)
-    for (const pod of found) pods.set(pod.uid, [...(pods.get(pod.uid) ?? []), pod]);
-  const byRole = {
-    prefillers: new Map<string, InstanceSpec>(),
-    decoders: new Map<string, InstanceSpec>(),
+interface ReflectorOptions {
+  readonly connection: ApiConnection;
+  readonly path: string;
+  readonly labelSelector: string;
+  readonly read: (pod: unknown) => DiscoveredInstances | undefined;
+  readonly onChange: (found: DiscoveredInstances) => void;
+  readonly onError: (error: unknown) => void;
+  readonly clock: Clock;
+  readonly random: Random;
+}
+
+interface Pod {
+  readonly metadata?: {
+    readonly uid?: string;
+    readonly name?: string;
+    readonly resourceVersion?: string;
   };
-  for (const all of pods.values()) {
-    const preferred = all.filter((pod) => pod.family === family);
-    for (const pod of preferred.length > 0 ? preferred : all)
-      for (const role of ["prefillers", "decoders"] as const)
-        for (const spec of pod[role]) byRole[role].set(instanceName(spec), spec);
+}
+
+type Pods = Map<string, DiscoveredInstances>;
+
+/** Follows pods by a list and a watch. */
+class Reflector {
+  readonly #options: ReflectorOptions;
+  readonly #closing = new AbortController();
+  #pods: Pods = new Map();
+  #resourceVersion: string | undefined = undefined;
+  #failures = 0;
+  #timer: Timer | undefined = undefined;
+
+  constructor(options: ReflectorOptions) {
+    this.#options = options;
+    void this.#run();
   }
-  return { prefillers: [...byRole.prefillers.values()], decoders: [...byRole.decoders.values()] };
+
+  close(): void {
+    this.#closing.abort();
+    this.#timer?.cancel();
+  }
+
+  async #run(): Promise<void> {
+    const { signal } = this.#closing;
+    while (!signal.aborted) {
+      try {
+        if (this.#resourceVersion === undefined) await this.#list();
+        await this.#watch();
+      } catch (error) {
+        if (signal.aborted) return;
+        // 410: the version is too old.
+        const status = error instanceof ApiError ? error.status : 0;
+        if (status === 410) this.#resourceVersion = undefined;
+        this.#failures += 1;
+        // Normal operation: a version expires, a token is replaced.
+        if (this.#failures === 1 && (status === 401 || status === 410)) continue;
+        this.#options.onError(error);
+        await this.#wait();
+      }
+    }
+  }
+
+  async #list(): Promise<void> {
+    const { connection, path, labelSelector, clock } = this.#options;
+    const pods: Pods = new Map();
+    const query: Record<string, string> = { limit: PAGE_PODS, labelSelector };
+    const beganAtMs = clock.now();
+    for (let pages = 0; ; pages += 1) {
+      const passedMs = clock.now() - beganAtMs;
+      if (pages >= MAX_PAGES || passedMs > MAX_LIST_MS)
+        throw new Error(
+          `a list of the API server has no end: ${pages} pages in ${Math.round(passedMs / 1000)} s; the limits are ${MAX_PAGES}, and ${MAX_LIST_MS / 1000} s`,
+        );
+      const { metadata, items = [] } = (await connection.get(
+        path,
+        query,
+        this.#closing.signal,
+      )) as {
+        readonly metadata?: { readonly resourceVersion?: string; readonly continue?: string };
+        readonly items?: readonly Pod[];
+      };
+      for (const pod of items) this.#keep(pods, pod);
+      if (metadata?.continue) {
+        query.continue = metadata.continue;
+        continue;
+      }
+      this.#pods = pods;
+      this.#resourceVersion = metadata?.resourceVersion ?? "0";
+      this.#changed();
+      return;
+    }
+  }
+
+  async #watch(): Promise<void> {
+    const { connection, path, labelSelector, clock } = this.#options;
+    const query = {
+      labelSelector,
+      resourceVersion: this.#resourceVersion ?? "0",
+      allowWatchBookmarks: "true",
+      timeoutSeconds: String(WATCH_SECONDS),
+    };
+    const onOpen = () => {
+      if (this.#failures > 0) this.#changed();
+    };
+    const options = { idleMs: WATCH_IDLE_MS, signal: this.#closing.signal, onOpen };
+    let hasEvents = false;
+    const startedAtMs = clock.now();
+    await connection.watch(path, query, options, (event) => {
+      this.#apply(event as { readonly type: string; readonly object: Pod });
+      this.#failures = 0;
+      hasEvents = true;
+    });
+    if (hasEvents || clock.now() - startedAtMs >= SHORT_WATCH_MS) {
+      this.#failures = 0;
+      return;
+    }
+    // A server may end each watch at once.
+    this.#failures += 1;
+    await this.#wait();
+  }
+
+  #apply({ type, object }: { readonly type: string; readonly object: Pod }): void {
+    if (type === "ERROR") {
+      const { code = 500, message = "" } = object as { code?: number; message?: string };
+      throw new ApiError(code, `the watch ended with ${code}: ${message}`);
+    }
+    this.#resourceVersion = object.metadata?.resourceVersion ?? this.#resourceVersion;
+    if (type === "BOOKMARK") return;
+    const isGone = type === "DELETED" || !this.#keep(this.#pods, object);
+    if (!isGone || this.#pods.delete(keyOf(object))) this.#changed();
+  }
+
+  /** False for a pod that is no instance. */
+  #keep(pods: Pods, pod: Pod): boolean {
+    const instances = this.#options.read(pod);
+    if (instances === undefined) return false;
+    const key = keyOf(pod);
+    if (pods.size >= MAX_PODS && !pods.has(key))
+      throw new Error(`the API server has more than ${MAX_PODS} objects of a kind`);
+    pods.set(key, instances);
+    return true;
+  }
+
+  #changed(): void {
+    const { clock, onChange } = this.#options;
+    if (this.#closing.signal.aborted) return;
+    this.#timer ??= clock.setTimer(() => {
+      this.#timer = undefined;
+      onChange(combined(this.#pods.values()));
+    }, COALESCE_MS);
+  }
+
+  /** Spreads many clients when a server is back. */
+  #wait(): Promise<void> {
+    const { clock, random } = this.#options;
+    const { signal } = this.#closing;
+    const delayMs = Math.min(FIRST_RETRY_MS * 2 ** Math.min(this.#failures - 1, 10), MAX_RETRY_MS);
+    return new Promise((resolve) => {
+      const end = () => {
+        timer.cancel();
+        signal.removeEventListener("abort", end);
+        resolve();
+      };
+      const timer = clock.setTimer(end, delayMs * (0.5 + random.next() / 2));
+      signal.addEventListener("abort", end);
+    });
+  }
+}
+
+function keyOf({ metadata }: Pod): string {
+  return metadata?.uid ?? metadata?.name ?? "";
+}
+
+/** Two pods may have one address for a moment. */
+function combined(pods: Iterable<DiscoveredInstances>): DiscoveredInstances {
+  const all = [...pods];
+  const unique = (of: readonly InstanceSpec[]) => [
+    ...new Map(of.map((spec) => [instanceName(spec), spec])).values(),
+  ];
+  return {
+    prefillers: unique(all.flatMap(({ prefillers }) => prefillers)),
+    decoders: unique(all.flatMap(({ decoders }) => decoders)),
+  };
 }

@@ -4,23 +4,22 @@ const FIRST_ROWS = 1024;
 const MAX_COUNT = 255;
 
 /**
- * The blocks of one instance by the hashes that vLLM gives them: where each is in the tree, and how
- * many copies each KV cache group has. Of a hash 64 bits are kept: among ten million blocks, two
- * are taken for one with a chance of one in a hundred thousand.
+ * One instance's blocks by vLLM's hashes: the place of each in the tree, and its copies per KV
+ * cache group. It keeps 64 bits of a hash: two of ten million blocks collide with a chance of 1 in
+ * 100,000.
  */
 export class BlockHashes {
-  // By the number of a hash.
+  // Indexed by the number of a hash.
   #low = new Uint32Array(FIRST_ROWS);
   #high = new Uint32Array(FIRST_ROWS);
-  /** The block in the tree, 0 while it has no place. Of a free number, the next free one. */
+  /** The block in the tree, 0 without a place. */
   #blocks = new Uint32Array(FIRST_ROWS);
   readonly #copies = new Map<number, Uint8Array>();
   readonly #table = new HashTable((number) => this.#low[number] ?? 0);
-  /** By their blocks. Made when it is asked for first, by an instance with several groups. */
   #byBlock: HashTable | undefined;
   #size = 0;
   #next = 1;
-  #firstFree = 0;
+  readonly #free: number[] = [];
 
   get size(): number {
     return this.#size;
@@ -34,10 +33,9 @@ export class BlockHashes {
     return number;
   }
 
-  /** Adds the hash that `find` has not found just now. Returns its number. */
+  /** Call it only after `find` missed the hash. */
   addNotFound(): number {
-    const number = this.#firstFree === 0 ? this.#next++ : this.#firstFree;
-    if (number === this.#firstFree) this.#firstFree = this.#blocks[number] ?? 0;
+    const number = this.#free.pop() ?? this.#next++;
     if (number === this.#low.length) this.#grow(Math.ceil(number * 1.5));
     this.#low[number] = low;
     this.#high[number] = high;
@@ -47,16 +45,15 @@ export class BlockHashes {
     return number;
   }
 
-  /** Removes a hash of which no group has a copy. */
   remove(number: number): void {
     this.#table.remove(number);
     if (this.#blocks[number] !== 0) this.#byBlock?.remove(number);
-    this.#blocks[number] = this.#firstFree;
-    this.#firstFree = number;
+    this.#blocks[number] = 0;
+    this.#free.push(number);
     this.#size -= 1;
   }
 
-  /** The block of a hash in the tree; 0 while it has no place. */
+  /** 0 without a place. */
   block(number: number): number {
     return this.#blocks[number] ?? 0;
   }
@@ -66,9 +63,8 @@ export class BlockHashes {
     this.#byBlock?.add(number);
   }
 
-  /** The numbers of the hashes that have a block, the last first. */
+  /** Yields the last one first. */
   *placed(): Generator<number> {
-    // Free numbers have no copies.
     for (let number = this.#next - 1; number > 0; number -= 1)
       if (this.#blocks[number] !== 0 && this.hasCopies(number)) yield number;
   }
@@ -77,7 +73,6 @@ export class BlockHashes {
     return this.#copies.get(group)?.[number] ?? 0;
   }
 
-  /** The number of the hash of a block in the tree; 0 where there is none. */
   numberOf(block: number): number {
     if (this.#byBlock === undefined) {
       this.#byBlock = new HashTable((number) => mixed(this.block(number)));
@@ -118,12 +113,11 @@ let low = 0;
 let high = 0;
 
 /**
- * Differ in each process, so that a publisher of events does not know which hashes fall on one
- * entry and make each look-up long.
+ * Random per process, so that publishers cannot choose hashes that share an entry and slow
+ * look-ups.
  */
 const [SEED = 0, OTHER_SEED = 0] = crypto.getRandomValues(new Uint32Array(2));
 
-/** Sets `low` and `high` to 64 bits of a hash's text. */
 function fingerprint(hash: string): void {
   let a = 0x811c9dc5 ^ SEED;
   let b = 0x9e3779b9 ^ OTHER_SEED;

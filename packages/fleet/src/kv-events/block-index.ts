@@ -1,36 +1,28 @@
 import type { Instance } from "../instances/instance.js";
 import { BlockHashes } from "./block-hashes.js";
-import { type BlockTree, type KnownGeometry, tokensHash } from "./block-tree.js";
+import { type BlockGeometry, type BlockTree, tokensHash } from "./block-tree.js";
 import type { CacheGroup, RemovedBlocks, StoredBlocks } from "./kv-event-batch.js";
 
-/**
- * What is known of a group: the size of its blocks, and which blocks before a position it needs.
- */
 interface Group extends CacheGroup {
   readonly blockSize: number;
 }
 
 const MAX_GROUPS = 32;
 
-/** Blocks that are stored, removed or dropped in one step: less than a millisecond. */
+/** Takes less than a millisecond. */
 const STEP_BLOCKS = 256;
 
-/** Blocks of runs whose parent is not known that are kept for it, at most. */
 const MAX_WAITING = 10_000;
 
-/** Work that yields after each step. */
+/** Work in steps, between which others may run. */
 export type Steps = Generator<undefined, void>;
 
-/** Blocks in a row. */
 interface Run {
   readonly hashes: readonly string[];
   readonly tokens: readonly number[];
 }
 
-/**
- * The prefix cache of one instance as its KV events describe it: which blocks of the tree it has.
- * The hashes are taken from the events and not computed here.
- */
+/** The blocks of the tree in one instance's prefix cache, from its KV events. */
 export class BlockIndex {
   readonly #tree: BlockTree;
   readonly #instance: Instance;
@@ -40,14 +32,15 @@ export class BlockIndex {
   readonly #groups = new Map<number, Group>();
   #refused = 0;
   #contradictions = 0;
-  /** Tokens after a block that its hash covers too. */
+  /** How many tokens after a block its hash covers. */
   #lookahead = 0;
-  readonly #geometries = new Map<string, KnownGeometry>();
-  /** By the hash of the parent, whose event was missed and may come again; the oldest first. */
+  /**
+   * Runs whose parent's event was missed and may come again, by the parent's hash, oldest first.
+   */
   readonly #waiting = new Map<string, Run[]>();
   #waitingBlocks = 0;
 
-  /** `tree`: of all instances. Blocks above `maxBlocks` are not recorded. */
+  /** `tree` serves all instances. Blocks above `maxBlocks` are not recorded. */
   constructor(tree: BlockTree, instance: Instance, maxBlocks = 500_000) {
     this.#tree = tree;
     this.#instance = instance;
@@ -63,9 +56,7 @@ export class BlockIndex {
     return this.#refused;
   }
 
-  /**
-   * Blocks that an event has put at another place than an event before: no true publisher does so.
-   */
+  /** Blocks at two places, which no correct publisher reports. */
   get contradictions(): number {
     return this.#contradictions;
   }
@@ -92,7 +83,7 @@ export class BlockIndex {
         const run = { hashes: piece, tokens: numbers.map((_, at) => hashOf(from + at)) };
         if (before !== undefined) this.#placeAfter(before, run, numbers);
         else {
-          const geometry = this.#geometry(blockSize);
+          const geometry = this.#tree.open(this.#geometry(blockSize), this.#holder);
           if (geometry !== undefined) this.#place(geometry.root, run, numbers);
         }
       }
@@ -114,14 +105,10 @@ export class BlockIndex {
     }
   }
 
-  /**
-   * Removes all blocks: whoever asks finds none from now on. The steps that are returned give their
-   * memory back.
-   */
+  /** Look-ups find nothing at once. The steps free the memory. */
   cleared(): Steps {
-    const dropping = this.#dropping(this.#blocks, this.#holder, [...this.#geometries.values()]);
+    const dropping = this.#dropping(this.#blocks, this.#holder);
     this.#holder = this.#tree.renewed(this.#instance);
-    this.#geometries.clear();
     this.#blocks = new BlockHashes();
     this.#groups.clear();
     this.#waiting.clear();
@@ -130,20 +117,19 @@ export class BlockIndex {
     return dropping;
   }
 
-  *#dropping(blocks: BlockHashes, holder: number, geometries: readonly KnownGeometry[]): Steps {
+  *#dropping(blocks: BlockHashes, holder: number): Steps {
     let dropped = 0;
     for (const number of blocks.placed()) {
       this.#tree.drop(blocks.block(number), holder);
       dropped += 1;
       if (dropped % STEP_BLOCKS === 0) yield;
     }
-    for (const geometry of geometries) this.#tree.closed(geometry);
     this.#tree.released(holder);
   }
 
   /**
-   * How many tokens of a prompt, from its first, vLLM takes from its cache: the longest begin of
-   * which each KV cache group has the blocks that it needs. At least the last token is computed.
+   * How many tokens of a prompt vLLM takes from its cache: the longest prefix for which each KV
+   * cache group has the blocks it needs. The last token is always computed.
    */
   matchedTokens(tokens: ArrayLike<number>): number {
     const groups = [...this.#groups.values()];
@@ -160,37 +146,30 @@ export class BlockIndex {
     const paths = new Map(sizes.map((size) => [size, numbersOf(size)]));
     const has = ({ index, blockSize }: Group, at: number) =>
       this.#blocks.copies(paths.get(blockSize)?.[at] ?? 0, index) > 0;
-    const step = Math.max(1, ...sizes);
-    // What all groups with full attention have.
+    const step = Math.max(...sizes);
     let matched = Number.POSITIVE_INFINITY;
     for (const group of groups) {
       let length = group.needs === "all" ? 0 : (paths.get(group.blockSize)?.length ?? 0);
       if (group.needs === "all") while (has(group, length)) length += 1;
       matched = Math.min(matched, length * group.blockSize);
     }
-    if (!Number.isFinite(matched)) return 0;
-    for (matched -= matched % step; matched > 0; matched -= step) {
-      const end = matched;
-      const isCached = groups.every((group) => {
-        if (group.needs === "all") return true;
-        const from = Math.max(0, Math.floor((end - group.needs) / group.blockSize));
-        for (let at = from; at < end / group.blockSize; at += 1) if (!has(group, at)) return false;
-        return true;
-      });
-      if (isCached) return matched;
-    }
-    return 0;
+    const hasWindow = (group: Group, end: number) => {
+      if (group.needs === "all") return true;
+      let at = Math.max(0, Math.floor((end - group.needs) / group.blockSize));
+      while (at < end / group.blockSize && has(group, at)) at += 1;
+      return at >= end / group.blockSize;
+    };
+    let end = matched - (matched % step);
+    while (end > 0 && !groups.every((group) => hasWindow(group, end))) end -= step;
+    return end;
   }
 
   #path(tokens: ArrayLike<number>, blockSize: number): readonly number[] {
-    const geometry = this.#geometries.get(`${blockSize} ${this.#lookahead}`);
+    const geometry = this.#tree.geometry(this.#geometry(blockSize));
     return geometry === undefined ? [] : this.#tree.path(tokens, geometry);
   }
 
-  /**
-   * vLLM repeats the blocks that a request finds in the cache where the request has
-   * `kv_cache_report_mode` "full": these are no further copies.
-   */
+  /** With `kv_cache_report_mode` "full", vLLM repeats blocks that a request finds in the cache. */
   *#has(hashes: readonly string[], group: number): Generator<undefined, boolean> {
     for (const [at, hash] of hashes.entries()) {
       if (at > 0 && at % STEP_BLOCKS === 0) yield;
@@ -200,8 +179,8 @@ export class BlockIndex {
   }
 
   /**
-   * False where there are too many groups. Blocks of a part of a group's size, as vLLM caches them
-   * for layers with a state, do not change the size.
+   * False above the limit of groups. vLLM's partial blocks for layers with a state do not change
+   * the block size.
    */
   #learn({ index, needs }: CacheGroup, blockSize: number, isWhole: boolean): boolean {
     const known = this.#groups.get(index);
@@ -209,8 +188,8 @@ export class BlockIndex {
     this.#groups.set(index, {
       index,
       blockSize: Math.max(blockSize, known?.blockSize ?? 0),
-      // vLLM 0.33 does not tell a group's kind. One that leaves blocks out needs those at the end
-      // of a prefix at least.
+      // vLLM 0.33 does not tell a group's kind. A group that leaves blocks out needs at least the
+      // last ones of a prefix.
       needs: needs !== "all" ? needs : isWhole ? (known?.needs ?? "all") : 1,
     });
     return true;
@@ -224,15 +203,10 @@ export class BlockIndex {
     return undefined;
   }
 
-  #geometry(blockSize: number): KnownGeometry | undefined {
-    const lookahead = this.#lookahead;
-    const key = `${blockSize} ${lookahead}`;
-    const known = this.#geometries.get(key) ?? this.#tree.open({ blockSize, lookahead });
-    if (known !== undefined) this.#geometries.set(key, known);
-    return known;
+  #geometry(blockSize: number): BlockGeometry {
+    return { blockSize, lookahead: this.#lookahead };
   }
 
-  /** Places a run behind a block, or keeps it until that block has a place. */
   #placeAfter(parent: string, run: Run, numbers: readonly number[]): void {
     const block = this.#blocks.block(this.#blocks.find(parent));
     if (block !== 0) {
@@ -253,10 +227,7 @@ export class BlockIndex {
     }
   }
 
-  /**
-   * Places a run behind a block, up to a block that was evicted meanwhile, and the runs that waited
-   * for one of its blocks.
-   */
+  /** Places a run up to an evicted block, and then the runs that waited for it. */
   #place(parent: number, first: Run, itsNumbers: readonly number[]): void {
     const placing = [{ parent, run: first, numbers: itsNumbers }];
     for (let next = placing.pop(); next !== undefined; next = placing.pop()) {
@@ -281,7 +252,7 @@ export class BlockIndex {
     return runs;
   }
 
-  /** Returns the block; 0 where it contradicts an event before. */
+  /** 0 if it contradicts an earlier event. */
   #placeOne(number: number, parent: number, tokens: number): number {
     const [known, there] = [this.#blocks.block(number), this.#tree.at(parent, tokens)];
     if (known !== 0 && known === there) return known;

@@ -103,18 +103,6 @@ test("each instance that has a begin of a prompt is found with what it has of it
   );
 });
 
-test("an instance that has a later block without the first does not hide one that has the first", () => {
-  const { tree, instances } = fleetOf(2);
-  const [whole, first] = instances;
-  if (whole === undefined || first === undefined) throw new Error("no instances");
-  const prompt = Array.from({ length: 40 }, (_, at) => at);
-  store(whole.index, prompt);
-  store(first.index, prompt.slice(0, 1));
-  done(whole.index.removed({ hashes: ["0"], group: 0 }));
-  const found = tree.holders(tokensOf(prompt));
-  expect(found.some(({ instances: set }) => set.has(first.instance))).toBe(true);
-});
-
 test("a block whose parent comes later does not hide its instance", () => {
   const { tree, instances } = fleetOf(1);
   const [one] = instances;

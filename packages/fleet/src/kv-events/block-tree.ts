@@ -1,108 +1,87 @@
 import type { Instance } from "../instances/instance.js";
 import { HashTable, larger, mixed } from "./hash-table.js";
 
-/** Sizes of blocks that are followed. Others are not found by a prompt. */
+/** Prompts find no blocks of further ones. */
 const MAX_GEOMETRIES = 8;
-/** Up to this number the holders of a block are a list, above it a bit set. */
+/** Above this number, holders are a bit set. */
 const MOST_LISTED = 16;
 const FIRST_ROWS = 1024;
-/** Marks the number of a list or set of holders, where others are numbers of a holder. */
 const SEVERAL = 0x80000000;
 
-/**
- * How prompts are cut into blocks: their tokens, and the tokens after them that their hashes cover
- * too.
- */
+/** How prompts are cut: the tokens of a block, and those after it that its hash covers. */
 export interface BlockGeometry {
   readonly blockSize: number;
   readonly lookahead: number;
 }
 
-/** A geometry that instances use. */
 export interface KnownGeometry extends BlockGeometry {
-  /** The parent of the first block of each prompt. */
   readonly root: number;
+  /** Holders with blocks of it. */
+  readonly users: Set<number>;
 }
 
 type Several = readonly number[] | BitSet;
 
-/** Instances that may hold something. */
 export interface Holders extends Iterable<Instance> {
   readonly size: number;
   has(instance: Instance): boolean;
 }
 
-/** Instances that may have the first blocks of a prompt in their prefix cache. */
 export interface PromptHolders {
   readonly instances: Holders;
-  /**
-   * Tokens of the prompt up to the last block that each of them has. An instance may have removed a
-   * block and kept later ones.
-   */
+  /** Length of the prompt up to the last block that all have. Earlier blocks may be missing. */
   readonly tokens: number;
 }
 
 /**
- * The blocks of prompts that any instance has in its prefix cache, each once, with the instances
- * that have it. A block is known by the block before it and a hash of its tokens, of 32 bits: a
- * wrong match costs a request its best instance.
+ * The prompt blocks in any instance's prefix cache, with their holders. A parent and a 32-bit hash
+ * of tokens identify a block; a wrong match costs a request only its best instance.
  */
 export class BlockTree {
-  // By the number of a block.
-  /** Of a free number, the next free one. */
+  // Indexed by the number of a block.
   #parents = new Uint32Array(FIRST_ROWS);
   #tokens = new Uint32Array(FIRST_ROWS);
   #children = new Uint32Array(FIRST_ROWS);
-  /** 0, the number of the only holder, or `SEVERAL` and the number of several. */
+  /** 0, the only holder, or `SEVERAL` plus the number of a list or set. */
   #holders = new Uint32Array(FIRST_ROWS);
   readonly #places = new HashTable((block) =>
     placeHash(this.#parents[block] ?? 0, this.#tokens[block] ?? 0),
   );
   #size = 0;
   #next = 1;
-  #firstFree = 0;
+  readonly #freeBlocks: number[] = [];
   readonly #instances: (Instance | undefined)[] = [undefined];
   readonly #numbers = new Map<Instance, number>();
   readonly #freeNumbers: number[] = [];
   readonly #several: (Several | undefined)[] = [];
   readonly #freeSeveral: number[] = [];
-  readonly #geometries = new Map<string, KnownGeometry & { users: number }>();
-  /**
-   * A router looks a prompt up for one instance after another. Valid until a block comes or goes.
-   */
+  readonly #geometries = new Set<KnownGeometry>();
+  /** A router looks one prompt up for many instances. Valid until a block comes or goes. */
   #lastPath:
-    | { readonly tokens: ArrayLike<number>; readonly of: BlockGeometry; readonly blocks: number[] }
+    | { readonly tokens: ArrayLike<number>; readonly of: KnownGeometry; readonly blocks: number[] }
     | undefined;
 
   get size(): number {
     return this.#size;
   }
 
-  /** An instance begins to use a geometry. Undefined where there are too many. */
-  open({ blockSize, lookahead }: BlockGeometry): KnownGeometry | undefined {
-    const key = `${blockSize} ${lookahead}`;
-    let known = this.#geometries.get(key);
-    if (known === undefined) {
-      if (this.#geometries.size >= MAX_GEOMETRIES) return undefined;
-      known = { blockSize, lookahead, root: this.#newBlock(0, 0), users: 0 };
-      this.#geometries.set(key, known);
+  geometry({ blockSize, lookahead }: BlockGeometry): KnownGeometry | undefined {
+    for (const one of this.#geometries)
+      if (one.blockSize === blockSize && one.lookahead === lookahead) return one;
+    return undefined;
+  }
+
+  /** Undefined above the limit. */
+  open(of: BlockGeometry, holder: number): KnownGeometry | undefined {
+    let known = this.geometry(of);
+    if (known === undefined && this.#geometries.size < MAX_GEOMETRIES) {
+      known = { ...of, root: this.#newBlock(0, 0), users: new Set() };
+      this.#geometries.add(known);
     }
-    known.users += 1;
+    known?.users.add(holder);
     return known;
   }
 
-  /** An instance, which has no blocks any more, ends to use a geometry. */
-  closed({ blockSize, lookahead }: BlockGeometry): void {
-    const key = `${blockSize} ${lookahead}`;
-    const known = this.#geometries.get(key);
-    if (known === undefined) return;
-    known.users -= 1;
-    if (known.users > 0) return;
-    this.#geometries.delete(key);
-    this.#free(known.root);
-  }
-
-  /** The block at a place; 0 where there is none. */
   at(parent: number, tokens: number): number {
     let block = this.#places.first(placeHash(parent, tokens));
     while (block !== 0 && (this.#parents[block] !== parent || this.#tokens[block] !== tokens))
@@ -110,7 +89,7 @@ export class BlockTree {
     return block;
   }
 
-  /** Adds the block at a place where there is none. An instance must hold it. */
+  /** The caller must give the block a holder. */
   add(parent: number, tokens: number): number {
     const block = this.#newBlock(parent, tokens);
     this.#children[parent] = (this.#children[parent] ?? 0) + 1;
@@ -134,15 +113,12 @@ export class BlockTree {
     const several = this.#several[at];
     if (several instanceof BitSet) several.add(holder);
     else if (several?.includes(holder) === false) {
-      // An array that grows keeps room for many more.
+      // A growing array would reserve room for many more.
       const all = [...several, holder];
       this.#several[at] = all.length <= MOST_LISTED ? all : new BitSet(all);
     }
   }
 
-  /**
-   * A holder no longer has a block. A block that nobody has is forgotten when it has no children.
-   */
   drop(block: number, holder: number): void {
     const known = this.#holders[block] ?? 0;
     if (known >= SEVERAL) {
@@ -166,7 +142,7 @@ export class BlockTree {
     while (this.#parents[gone] !== 0 && this.#children[gone] === 0 && this.#holders[gone] === 0) {
       const parent = this.#parents[gone] ?? 0;
       this.#places.remove(gone);
-      this.#free(gone);
+      this.#freeBlocks.push(gone);
       this.#size -= 1;
       this.#lastPath = undefined;
       this.#children[parent] = (this.#children[parent] ?? 0) - 1;
@@ -192,9 +168,8 @@ export class BlockTree {
   }
 
   /**
-   * The instance has lost all blocks. Returns its new number; nobody is found by the old one from
-   * now on. Whoever has the old one drops its blocks, which takes a while, and then calls
-   * `released`.
+   * Hides all blocks of the instance behind a new number. The caller drops the old number's blocks,
+   * then calls `released`.
    */
   renewed(instance: Instance): number {
     const number = this.#numbers.get(instance);
@@ -203,9 +178,14 @@ export class BlockTree {
     return this.holderOf(instance);
   }
 
-  /** The blocks of a number that was renewed are dropped. */
   released(holder: number): void {
     this.#freeNumbers.push(holder);
+    for (const geometry of this.#geometries) {
+      geometry.users.delete(holder);
+      if (geometry.users.size > 0) continue;
+      this.#geometries.delete(geometry);
+      this.#freeBlocks.push(geometry.root);
+    }
   }
 
   forget(instance: Instance): void {
@@ -216,10 +196,7 @@ export class BlockTree {
     this.#freeNumbers.push(number);
   }
 
-  /**
-   * The blocks of a prompt that any instance has, from its first. The last token is not in them: it
-   * is always computed.
-   */
+  /** Without the last token, which is always computed. */
   path(tokens: ArrayLike<number>, of: KnownGeometry): readonly number[] {
     const last = this.#lastPath;
     if (last?.tokens === tokens && last.of === of) return last.blocks;
@@ -237,10 +214,9 @@ export class BlockTree {
     return blocks;
   }
 
-  /** The instances that may have a begin of a prompt, the longest begin first. */
   holders(tokens: ArrayLike<number>): PromptHolders[] {
     const found: { readonly tokens: number; readonly holders: Several }[] = [];
-    for (const geometry of this.#geometries.values()) {
+    for (const geometry of this.#geometries) {
       let longer: Several = [];
       const blocks = this.path(tokens, geometry);
       for (let at = blocks.length; at > 0; at -= 1) {
@@ -281,21 +257,13 @@ export class BlockTree {
   }
 
   #newBlock(parent: number, tokens: number): number {
-    let block = this.#firstFree;
-    if (block === 0) {
-      block = this.#next++;
-      if (block === this.#parents.length) this.#grow(Math.ceil(block * 1.5));
-    } else this.#firstFree = this.#parents[block] ?? 0;
+    const block = this.#freeBlocks.pop() ?? this.#next++;
+    if (block === this.#parents.length) this.#grow(Math.ceil(block * 1.5));
     this.#parents[block] = parent;
     this.#tokens[block] = tokens;
     this.#children[block] = 0;
     this.#holders[block] = 0;
     return block;
-  }
-
-  #free(block: number): void {
-    this.#parents[block] = this.#firstFree;
-    this.#firstFree = block;
   }
 
   #grow(rows: number): void {
@@ -306,7 +274,6 @@ export class BlockTree {
   }
 }
 
-/** A set of small numbers, of a bit for each. */
 class BitSet {
   size = 0;
   #words: Uint32Array;
@@ -348,10 +315,7 @@ function sizeOf(holders: Several): number {
   return holders instanceof BitSet ? holders.size : holders.length;
 }
 
-/**
- * Two large sets of one size are not compared: instances that have a block mostly have those before
- * it.
- */
+/** Large sets of one size count as the same: instances mostly have the blocks before one too. */
 function areSame(holders: Several, others: Several): boolean {
   if (sizeOf(holders) !== sizeOf(others)) return false;
   if (holders instanceof BitSet || others instanceof BitSet) return true;
@@ -362,7 +326,7 @@ function areSame(holders: Several, others: Several): boolean {
   return true;
 }
 
-/** A hash of tokens, and of those after them that are covered too (FNV-1a over 32 bits each). */
+/** FNV-1a over 32 bits of each token, and of covered tokens after them. */
 export function tokensHash(
   tokens: ArrayLike<number>,
   from: number,
@@ -383,14 +347,12 @@ function withTokens(before: number, tokens: ArrayLike<number>, from: number, to:
 }
 
 /**
- * Differs in each process, so that a publisher of events does not know which tokens fall on one
- * entry and make each look-up long.
+ * Random per process, so that publishers cannot choose tokens that share an entry and slow
+ * look-ups.
  */
 const [SEED = 0] = crypto.getRandomValues(new Uint32Array(1));
 
-/** Where the search for the block at a place begins. */
 export function placeHash(parent: number, tokens: number): number {
-  // The parent is mixed alone: numbers of blocks are known, so tokens that cancel its part could be
-  // chosen otherwise.
+  // Mixed alone, since tokens could be chosen to cancel a known parent.
   return mixed(mixed(parent ^ SEED) ^ tokens);
 }

@@ -2,65 +2,53 @@ import { KvError } from "@kv/interface";
 import { decodeMsgpackInSteps, type MsgpackLimits } from "@kv/protocol";
 import type { SubscriptionLimits } from "@kv/side-channel";
 
-/** A change of an instance's prefix cache. */
 export type KvEvent =
   | ({ readonly type: "stored" } & StoredBlocks)
   | ({ readonly type: "removed" } & RemovedBlocks)
   | { readonly type: "cleared" };
 
-/** Layers that have their blocks in common. */
+/** A KV cache group of an event. */
 export interface CacheGroup {
   readonly index: number;
   /**
-   * What must be cached before a position from which the rest is computed: all tokens, or this
-   * number of tokens before it, as in layers with a sliding window and in layers with a state.
+   * Tokens that must be cached before a position to compute from there: all, or fewer for layers
+   * with a sliding window or a state.
    */
   readonly needs: "all" | number;
 }
 
-/** A run of blocks that an instance has stored in its prefix cache. */
+/** Blocks that an engine has cached, one after another. */
 export interface StoredBlocks {
-  /** vLLM's hashes of the blocks, as text. */
   readonly hashes: readonly string[];
-  /** Hash of the block before the first; undefined where the run begins a prompt. */
+  /** Undefined at the start of a prompt. */
   readonly parent: string | undefined;
   /**
-   * Token ids of all blocks, in order. Where they are more than the blocks have, blocks were left
-   * out (vLLM does so in groups with a sliding window), and the hashes do not say which: the place
-   * of such a block is known from another group.
+   * Token ids of all blocks. If there are more than the blocks hold, vLLM left blocks out (as for
+   * sliding windows), and only another group tells their places.
    */
   readonly tokens: ArrayLike<number>;
-  /** Tokens in a block. */
   readonly blockSize: number;
-  /**
-   * Of each block, the tokens after it that its hash covers too (vLLM 0.33 with speculative
-   * layers). Absent: none.
-   */
+  /** For each block, the later tokens that its hash covers (vLLM 0.33 with speculative layers). */
   readonly lookahead?: readonly ArrayLike<number>[] | undefined;
   readonly group: CacheGroup;
 }
 
-/** Blocks that were evicted. */
+/** Blocks that an engine has cached no more. */
 export interface RemovedBlocks {
   readonly hashes: readonly string[];
   readonly group: number;
 }
 
 type Fields = Readonly<Record<string, unknown>>;
-
-/** Reads a value in steps. */
 type Reading<T> = Generator<undefined, T>;
 
-/** Largest batch that is decoded. */
 const MAX_BATCH_BYTES = 16 * 1024 * 1024;
 
-/** What a publisher may send, also to those who ask for a replay. */
 export const SUBSCRIPTION_LIMITS: SubscriptionLimits = {
   maxFrames: 8,
   maxMessageBytes: MAX_BATCH_BYTES + 64 * 1024,
   greetingTimeoutMs: 5000,
 };
-/** Largest index of a KV cache group. */
 const MAX_GROUP = 1023;
 const MAX_VALUES = 2_000_000;
 const LIMITS: MsgpackLimits = {
@@ -69,21 +57,19 @@ const LIMITS: MsgpackLimits = {
   maxItems: MAX_VALUES,
   maxValues: MAX_VALUES,
   maxTextBytes: 64 * 1024,
-  // vLLM's hashes are integers of 64 bits, unless it is told to publish bytes.
+  // vLLM's hashes are 64-bit integers, unless it publishes bytes.
   bigIntegers: true,
   int32Lists: true,
 };
 /** vLLM's hashes have 8 or 32 bytes. */
 const MAX_HASH_BYTES = 128;
-/** Hashes or tokens that are checked in one step. */
 const STEP_ITEMS = 1000;
 
 /**
  * Decodes a payload of vLLM's KV event publisher (0.32 and 0.33, `vllm/distributed/kv_events.py`):
- * `[time, events, data_parallel_rank]`, where each event is a map with its `type`. Events of other
- * types, of LoRA adapters, of blocks with extra keys (images, salts) and of other media than the
- * engine's own memory are left out. Yields an event, or undefined after a step. The events before a
- * malformed one are valid.
+ * `[time, events, data_parallel_rank]`, where each event has a `type`. It skips other types, LoRA
+ * adapters, blocks with extra keys (images, salts), and media other than the engine's memory.
+ * Yields an event, or undefined after a step. Events before a malformed one are valid.
  *
  * @throws `KV_WIRE_MALFORMED`; `KV_WIRE_LIMIT_EXCEEDED` above 16 MiB, two million values, or eight
  * levels.
@@ -95,18 +81,11 @@ export function* readKvEventBatch(payload: Uint8Array): Generator<KvEvent | unde
       throw new Error("it is no list with a list of events");
     for (const value of batch[1] as unknown[]) yield yield* readEvent(value);
   } catch (cause) {
-    throw new KvError(
-      "KV_WIRE_MALFORMED",
-      `a batch of KV events cannot be decoded: ${reasonOf(cause)}`,
-      {
-        cause,
-      },
-    );
+    throw KvError.from(cause, "KV_WIRE_MALFORMED", "a batch of KV events cannot be decoded");
   }
 }
 
-// Checked by hand and not by schemas: an engine sends a hundred batches a second, and a router
-// follows many engines.
+// Schemas are too slow for many engines with a hundred batches a second.
 function* readEvent(value: unknown): Reading<KvEvent | undefined> {
   const event = (typeof value === "object" && value !== null ? value : {}) as Fields;
   if (event["type"] === "AllBlocksCleared") return { type: "cleared" };
@@ -120,7 +99,7 @@ function* readEvent(value: unknown): Reading<KvEvent | undefined> {
 function* readStored(event: Fields): Reading<KvEvent | undefined> {
   const hashes = yield* hashesIn(event);
   const { parent_block_hash: parent, block_size: blockSize, extra_keys: keys } = event;
-  if (parent != null && !isHash(parent)) throw new Error("parent_block_hash is no hash");
+  const parentText = parent == null ? undefined : hashText(parent, "parent_block_hash is no hash");
   const tokens = yield* tokensIn(event);
   if (!isCount(blockSize) || blockSize < 1) throw new Error("block_size is not a positive integer");
   if (tokens.length < hashes.length * blockSize)
@@ -135,7 +114,7 @@ function* readStored(event: Fields): Reading<KvEvent | undefined> {
   return {
     type: "stored",
     hashes,
-    parent: parent == null ? undefined : hashText(parent),
+    parent: parentText,
     tokens,
     blockSize,
     lookahead,
@@ -148,8 +127,7 @@ function* hashesIn({ block_hashes: hashes }: Fields): Reading<string[]> {
   const texts: string[] = [];
   for (const [at, hash] of hashes.entries()) {
     if (at > 0 && at % STEP_ITEMS === 0) yield;
-    if (!isHash(hash)) throw new Error("block_hashes is no list of hashes");
-    texts.push(hashText(hash));
+    texts.push(hashText(hash, "block_hashes is no list of hashes"));
   }
   return texts;
 }
@@ -165,7 +143,6 @@ function* tokensIn({ token_ids: tokens }: Fields): Reading<ArrayLike<number>> {
   return tokens as readonly number[];
 }
 
-/** A long list of integers is an `Int32Array`. */
 function isList(value: unknown): value is readonly unknown[] | Int32Array {
   return Array.isArray(value) || value instanceof Int32Array;
 }
@@ -181,7 +158,7 @@ function isOwnMemory(medium: unknown): boolean {
   return medium == null || medium === "GPU";
 }
 
-/** Kinds that are not known count as full attention, which never promises more than there is. */
+/** Unknown kinds count as full attention, which never promises too much. */
 function needsOf({
   kv_cache_spec_kind: kind,
   kv_cache_spec_sliding_window: window,
@@ -190,16 +167,12 @@ function needsOf({
   return kind === "sliding_window" && isCount(window) && window > 0 ? window - 1 : "all";
 }
 
-type Hash = Uint8Array | number | bigint;
-
-function isHash(value: unknown): value is Hash {
-  if (value instanceof Uint8Array) return value.byteLength <= MAX_HASH_BYTES;
-  return typeof value === "number" || typeof value === "bigint";
-}
-
-function hashText(hash: Hash): string {
-  if (!(hash instanceof Uint8Array)) return String(hash);
-  return Buffer.from(hash.buffer, hash.byteOffset, hash.byteLength).toString("base64");
+/** Throws `why` for another value than a number or some bytes. */
+function hashText(hash: unknown, why: string): string {
+  if (typeof hash === "number" || typeof hash === "bigint") return String(hash);
+  if (hash instanceof Uint8Array && hash.byteLength <= MAX_HASH_BYTES)
+    return Buffer.from(hash.buffer, hash.byteOffset, hash.byteLength).toString("base64");
+  throw new Error(why);
 }
 
 function isCount(value: unknown): value is number {
@@ -208,8 +181,4 @@ function isCount(value: unknown): value is number {
 
 function isTokenIds(value: unknown): value is ArrayLike<number> {
   return value instanceof Int32Array || (Array.isArray(value) && value.every(Number.isSafeInteger));
-}
-
-function reasonOf(error: unknown): string {
-  return error instanceof Error ? error.message : String(error);
 }

@@ -3,6 +3,7 @@ import { manualClock } from "@kv/testing/manual-clock";
 import { afterEach, expect, test } from "vitest";
 import { type EventPublisher, startEventPublisher } from "../../test/support/event-publisher.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
+import { BlockIndex } from "./block-index.js";
 import { BlockTree } from "./block-tree.js";
 import { KvEventStream } from "./kv-event-stream.js";
 import { KvEventSubscriber } from "./kv-event-subscriber.js";
@@ -31,12 +32,14 @@ async function publisher(options?: Parameters<typeof startEventPublisher>[0]) {
   return started;
 }
 
-function follow({ endpoint, replayEndpoint }: Pick<EventPublisher, "endpoint" | "replayEndpoint">) {
+function recordedLog() {
   const warnings: [string, LogFields | undefined][] = [];
-  const log = {
-    ...silentLog,
-    warn: (event: string, fields?: LogFields) => void warnings.push([event, fields]),
-  };
+  const warn = (event: string, fields?: LogFields) => void warnings.push([event, fields]);
+  return { warnings, log: { ...silentLog, warn } };
+}
+
+function follow({ endpoint, replayEndpoint }: Pick<EventPublisher, "endpoint" | "replayEndpoint">) {
+  const { log, warnings } = recordedLog();
   const subscriber = new KvEventSubscriber({ log, clock: systemClock() });
   open.push(subscriber);
   const publishes = { kvEvents: endpoint, kvEventsReplay: replayEndpoint };
@@ -202,8 +205,8 @@ test("a stream that is closed while its cache is being cleared gives all memory 
   await publish([blocks, { type: "AllBlocksCleared" }]);
   const [tree, clock] = [new BlockTree(), systemClock()];
   const turns = new YieldingQueue({ clock });
-  const of = { tree, instance: { role: "prefill", url: "http://p", inFlight: 0 } } as const;
-  const stream = new KvEventStream({ endpoint, replayEndpoint }, of, {
+  const index = new BlockIndex(tree, { role: "prefill", url: "http://p", inFlight: 0 });
+  const stream = new KvEventStream({ endpoint, replayEndpoint }, index, {
     log: silentLog,
     clock,
     turns,
@@ -257,8 +260,7 @@ test("the ranks of a data-parallel server are followed one by one", async () => 
     0: { publisher: "zmq", endpoint: "tcp://*:5557", replay_endpoint: null },
     1: { publisher: "zmq", endpoint: "tcp://*:5558", replay_endpoint: null },
   });
-  const warnings: (LogFields | undefined)[] = [];
-  const log = { ...silentLog, warn: (_: string, fields?: LogFields) => void warnings.push(fields) };
+  const { log, warnings } = recordedLog();
   using subscriber = new KvEventSubscriber({
     log,
     clock: manualClock(),
@@ -269,5 +271,6 @@ test("the ranks of a data-parallel server are followed one by one", async () => 
   subscriber.follow([server, rank]);
   await expect.poll(() => subscriber.status(rank)?.endpoint).toBe("tcp://127.0.0.1:5558");
   expect(subscriber.status(server)).toBeNull();
-  expect(warnings).toMatchObject([{ reason: expect.stringContaining("URL@RANK") }]);
+  const reason: unknown = expect.stringContaining("URL@RANK");
+  expect(warnings).toMatchObject([["kv-events-not-followed", { reason }]]);
 });

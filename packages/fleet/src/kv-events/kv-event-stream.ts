@@ -1,43 +1,61 @@
-import type { Clock, Log, LogFields, Timer, YieldingQueue } from "@kv/interface";
-import { ZmqSubscription } from "@kv/side-channel";
-import type { Instance, KvEventStatus } from "../instances/instance.js";
-import { BlockIndex, type Steps } from "./block-index.js";
-import type { BlockTree } from "./block-tree.js";
-import { readKvEventBatch, SUBSCRIPTION_LIMITS } from "./kv-event-batch.js";
-import { readSequence, replayBatches } from "./kv-event-replay.js";
+import {
+  type Clock,
+  KvError,
+  type Log,
+  type LogFields,
+  type Timer,
+  type YieldingQueue,
+} from "@kv/interface";
+import { readTcpEndpoint, ZmqConnection, ZmqSubscription } from "@kv/side-channel";
+import type { KvEventStatus } from "../instances/instance.js";
+import type { Steps } from "./block-index.js";
+import {
+  type RemovedBlocks,
+  readKvEventBatch,
+  type StoredBlocks,
+  SUBSCRIPTION_LIMITS,
+} from "./kv-event-batch.js";
 
-/** Where an instance publishes its KV events. */
+/** Sockets of a publisher of KV events: `tcp://host:port`. */
 export interface KvEventSource {
   readonly endpoint: string;
   readonly replayEndpoint: string | undefined;
 }
 
-/** Between two warnings about one publisher, which can cause as many as it likes. */
+/** What the events of one engine are told to. */
+export interface KvEventIndex {
+  /** Blocks in it. */
+  readonly size: number;
+  /** Blocks that were left out because it is full. */
+  readonly refused: number;
+  /** Events that contradict earlier ones. */
+  readonly contradictions: number;
+  stored(blocks: StoredBlocks): Steps;
+  removed(blocks: RemovedBlocks): Steps;
+  /** The engine has cleared its cache, or events were lost. */
+  cleared(): Steps;
+}
+
+/** A publisher could cause any number of warnings. */
 const WARNING_INTERVAL_MS = 600_000;
-/** Batches that wait while missed ones are fetched. More are dropped, and fetched too. */
+/** Further batches are dropped and fetched again. */
 const MAX_HELD = 1024;
 const MAX_HELD_BYTES = 32 * 1024 * 1024;
-/**
- * Requests for missed batches in a row: libzmq drops what a publisher sends faster than it leaves.
- */
+/** libzmq drops what a publisher sends too fast. */
 const MAX_ROUNDS = 100;
-/** Between two attempts to fetch missed batches. */
 const MIN_REPLAY_INTERVAL_MS = 1000;
 
-/** One batch as it came. */
 interface Batch {
   readonly sequence: bigint;
   readonly payload: Uint8Array;
 }
 
 /**
- * Follows the KV events of one instance and keeps the index of its cache. Batches that were
- * published before it connected, or that were lost, are fetched from the replay socket. A publisher
- * that has been restarted is recognized by its last batch being another one. Batches are decoded
- * and applied in turns with other work of the process; what comes faster waits at the publisher.
+ * Tells an index the KV events of one engine. The replay socket provides earlier
+ * and lost batches. Batches share the process's time and wait at the publisher.
  */
-export class KvEventStream {
-  readonly index: BlockIndex;
+export class KvEventStream<Index extends KvEventIndex> {
+  readonly index: Index;
   readonly #source: KvEventSource;
   readonly #log: Log;
   readonly #clock: Clock;
@@ -47,12 +65,8 @@ export class KvEventStream {
   #isConnected = false;
   #isReplaying = false;
   #next = 0n;
-  /**
-   * The last batch that was applied: a restarted publisher has another one, as each contains the
-   * time of its events.
-   */
+  /** A restarted publisher has another last batch, as batches contain the time. */
   #last: Batch | undefined;
-  /** Resolves when no batch is being applied. */
   #applied: Promise<void> = Promise.resolve();
   #missed = 0n;
   #hasStarted = false;
@@ -66,10 +80,9 @@ export class KvEventStream {
   #warnedAtMs = Number.NEGATIVE_INFINITY;
   #suppressed = 0;
 
-  /** Connects, and again whenever the connection is lost, until it is closed. */
   constructor(
     source: KvEventSource,
-    { tree, instance }: { readonly tree: BlockTree; readonly instance: Instance },
+    index: Index,
     {
       log,
       clock,
@@ -77,7 +90,7 @@ export class KvEventStream {
     }: { readonly log: Log; readonly clock: Clock; readonly turns: YieldingQueue },
     onLost: () => void = () => {},
   ) {
-    this.index = new BlockIndex(tree, instance);
+    this.index = index;
     this.#source = source;
     this.#log = log;
     this.#clock = clock;
@@ -123,7 +136,6 @@ export class KvEventStream {
     };
   }
 
-  /** Ends the subscription. The steps that are returned give the memory of the index back. */
   close(): Steps {
     this.#closing.abort();
     this.#timer?.cancel();
@@ -152,7 +164,7 @@ export class KvEventStream {
     return undefined;
   }
 
-  /** Fetches what was missed, or begins anew where that cannot be. */
+  /** Clears the index if missed batches cannot be fetched. */
   #catchUp(): void {
     if (this.#isReplaying) return;
     this.#isReplaying = true;
@@ -163,7 +175,7 @@ export class KvEventStream {
   }
 
   async #replay(): Promise<void> {
-    // A connection that was lost may have left a batch.
+    // The lost connection may have left a batch.
     await this.#applied;
     if (this.#closing.signal.aborted) return;
     this.#replayedAtMs = this.#clock.now();
@@ -186,17 +198,15 @@ export class KvEventStream {
     if (!isWhole && !this.#closing.signal.aborted) this.#catchUp();
   }
 
-  /** Asks for missed batches once. Resolves with true where it has to ask again. */
   async #replayRound(endpoint: string): Promise<boolean> {
     const known = this.#last;
-    const from = known?.sequence ?? 0n;
     let isFirst = true;
     let isOther = false;
     let hasHole = false;
     const nextBefore = this.#next;
     await replayBatches({
       endpoint,
-      from,
+      from: known?.sequence ?? 0n,
       clock: this.#clock,
       signal: this.#closing.signal,
       batch: (sequence, payload) => {
@@ -207,8 +217,7 @@ export class KvEventStream {
         }
         if (isOther || hasHole) return undefined;
         if (sequence > this.#next) {
-          // Later holes are what libzmq has dropped; before the first batch is what the publisher
-          // no longer has.
+          // A hole before the first batch is lost history. libzmq dropped any later hole.
           if (!isFirst) {
             hasHole = true;
             return undefined;
@@ -230,11 +239,9 @@ export class KvEventStream {
     return hasHole && this.#next > nextBefore;
   }
 
-  /** Continues at the first batch that waits, without those before it. */
   #startAtHeld(why: string): void {
-    const [first] = this.#held;
-    if (first === undefined || first.sequence === this.#next) return;
-    this.#startAt(first.sequence, why);
+    const { sequence = this.#next } = this.#held[0] ?? {};
+    if (sequence !== this.#next) this.#startAt(sequence, why);
   }
 
   #startAt(sequence: bigint, why: string | null): void {
@@ -244,7 +251,7 @@ export class KvEventStream {
         expected: String(this.#next),
         at: String(sequence),
       });
-    // Blocks of the index may have been evicted.
+    // Missed batches may have evicted blocks of the index.
     void this.#turns.run(this.index.cleared());
     this.#missed = sequence;
     this.#next = sequence;
@@ -252,9 +259,8 @@ export class KvEventStream {
     this.#reason = sequence === 0n ? null : why;
   }
 
-  /** Applies the batches that have waited. False where one of them is missing. */
   async #applyHeld(): Promise<boolean> {
-    const dropped = this.#droppedHeld;
+    const isWhole = !this.#droppedHeld;
     this.#droppedHeld = false;
     for (let batch = this.#held[0]; batch !== undefined; batch = this.#held[0]) {
       if (batch.sequence > this.#next) return false;
@@ -262,16 +268,15 @@ export class KvEventStream {
       this.#heldBytes -= batch.payload.byteLength;
       if (batch.sequence === this.#next) await this.#apply(batch);
     }
-    return !dropped;
+    return isWhole;
   }
 
-  /** Applies a batch in turns with others. Never rejects. */
+  /** Never rejects. */
   #apply(batch: Batch): Promise<void> {
     this.#applied = this.#turns.run(this.#applying(batch));
     return this.#applied;
   }
 
-  /** The index of a stream that was closed stays empty. */
   *#untilClosed(steps: Steps): Steps {
     while (!this.#closing.signal.aborted && steps.next().done !== true) yield;
   }
@@ -285,9 +290,8 @@ export class KvEventStream {
         if (event.type === "stored") yield* this.#untilClosed(this.index.stored(event));
         else if (event.type === "removed") yield* this.index.removed(event);
         else {
-          // Before blocks come again: memory is given back as fast as it is taken.
+          // Frees memory before new blocks take it.
           yield* this.index.cleared();
-          // What was missed concerned blocks that are gone.
           this.#missed = 0n;
           this.#reason = null;
         }
@@ -317,4 +321,110 @@ export class KvEventStream {
     this.#warnedAtMs = this.#clock.now();
     this.#suppressed = 0;
   }
+}
+
+interface ReplayOptions {
+  readonly endpoint: string;
+  readonly from: bigint;
+  readonly clock: Clock;
+  readonly signal: AbortSignal;
+  /** Called in order of sequence, with gaps. The promise delays the next call. */
+  batch(sequence: bigint, payload: Uint8Array): Promise<void> | undefined;
+}
+
+/** vLLM's publisher looks for requests at least every 100 ms. */
+const IDLE_TIMEOUT_MS = 5000;
+/** Excludes the time to apply batches. */
+const REPLAY_TIMEOUT_MS = 60_000;
+const END = 2n ** 64n - 1n;
+
+/**
+ * Asks a publisher for the batches it still has (vLLM 0.32 and 0.33,
+ * `ZmqEventPublisher._service_replay`: a ROUTER that answers with one message per batch, the
+ * sequence number -1 last).
+ *
+ * @throws `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`, `KV_WIRE_MALFORMED` for
+ * sequence numbers that do not grow; the signal's reason.
+ */
+async function replayBatches({
+  endpoint,
+  from,
+  clock,
+  signal,
+  batch,
+}: ReplayOptions): Promise<void> {
+  signal.throwIfAborted();
+  const { host, port } = readTcpEndpoint(endpoint) ?? { host: "", port: 0 };
+  const { maxFrames, maxMessageBytes } = SUBSCRIPTION_LIMITS;
+  const startedAtMs = clock.now();
+  let appliedMs = 0;
+  let last = from - 1n;
+  await new Promise<void>((resolve, reject) => {
+    const timeout = () => {
+      const message = `the replay socket ${endpoint} did not answer in time; the connection is ${connection.stage}`;
+      end(new KvError("KV_SIDE_CHANNEL_TIMEOUT", message));
+    };
+    let timer = clock.setTimer(timeout, IDLE_TIMEOUT_MS);
+    const end = (error?: unknown) => {
+      timer.cancel();
+      signal.removeEventListener("abort", aborted);
+      connection.close();
+      if (error === undefined) resolve();
+      else reject(error);
+    };
+    const aborted = () => end(signal.reason);
+    const connection = new ZmqConnection({
+      host,
+      port,
+      socketType: "REQ",
+      peerTypes: ["ROUTER", "REP"],
+      maxFrames,
+      maxMessageBytes,
+    });
+    connection.keepAlive(false);
+    connection.onEstablished = () => connection.send([new Uint8Array(0), encodeSequence(from)]);
+    connection.onMessage = (frames) => {
+      // Frames: delimiter, topic (in later versions), sequence number, payload.
+      const [number, payload] = frames.slice(-2);
+      const sequence = readSequence(number);
+      if (sequence === undefined || payload === undefined || frames[0]?.byteLength !== 0)
+        throw new KvError("KV_WIRE_MALFORMED", "a replayed message is not a batch");
+      if (sequence === END) {
+        end();
+        return undefined;
+      }
+      if (sequence <= last)
+        throw new KvError(
+          "KV_WIRE_MALFORMED",
+          `batch ${sequence} was replayed after batch ${last}`,
+        );
+      last = sequence;
+      const beganAtMs = clock.now();
+      if (beganAtMs - startedAtMs - appliedMs > REPLAY_TIMEOUT_MS) {
+        timeout();
+        return undefined;
+      }
+      timer.cancel();
+      return Promise.resolve(batch(sequence, payload)).then(() => {
+        appliedMs += clock.now() - beganAtMs;
+        if (!connection.lost) timer = clock.setTimer(timeout, IDLE_TIMEOUT_MS);
+      });
+    };
+    connection.onLost = ({ why, cause }) => {
+      const message = `the replay socket ${endpoint} cannot be reached: ${why}`;
+      end(KvError.is(cause) ? cause : new KvError("KV_SIDE_CHANNEL_UNREACHABLE", message));
+    };
+    signal.addEventListener("abort", aborted, { once: true });
+  });
+}
+
+function readSequence(frame: Uint8Array | undefined): bigint | undefined {
+  if (frame?.byteLength !== 8) return undefined;
+  return new DataView(frame.buffer, frame.byteOffset, frame.byteLength).getBigUint64(0);
+}
+
+function encodeSequence(sequence: bigint): Uint8Array {
+  const bytes = new Uint8Array(8);
+  new DataView(bytes.buffer).setBigUint64(0, sequence);
+  return bytes;
 }

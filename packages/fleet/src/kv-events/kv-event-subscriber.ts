@@ -1,57 +1,50 @@
-import type { Clock, Log, Timer } from "@kv/interface";
-import { YieldingQueue } from "@kv/interface";
+import { isDeepStrictEqual } from "node:util";
+import { type Clock, type Log, type Timer, YieldingQueue } from "@kv/interface";
 import { readTcpEndpoint } from "@kv/side-channel";
 import { z } from "zod";
 import { type Instance, instanceName, type KvEventStatus } from "../instances/instance.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
-import type { Steps } from "./block-index.js";
+import { BlockIndex, type Steps } from "./block-index.js";
 import { BlockTree, type PromptHolders } from "./block-tree.js";
 import { type KvEventSource, KvEventStream } from "./kv-event-stream.js";
 
-/** The prefixes that instances report to have in their caches. */
+/** The prefixes that instances report to have cached. */
 export interface CachedPrefixes {
   /**
-   * How many tokens of a prompt, from its first, an instance has cached; undefined for an instance
-   * that reports nothing.
+   * Length of a prompt's cached prefix in tokens; undefined for an instance that reports nothing.
    */
   matchedTokens(instance: Instance, tokens: ArrayLike<number>): number | undefined;
   /**
-   * The instances that may have a begin of the prompt cached, the longest begin first; instances
-   * that have a longer one mostly have the shorter ones, too. Without it, all instances are asked
-   * for their tokens.
+   * Instances that may have a prefix of the prompt, longest first; they mostly have the shorter
+   * ones too. Without it, every instance is asked.
    */
   holders?(tokens: ArrayLike<number>): Iterable<PromptHolders>;
   follow(instances: readonly Instance[]): void;
-  /** Whether an instance reports its cache, so that token ids are worth having. */
+  /** Whether token ids improve the choice. */
   readonly readsTokenIds?: boolean | undefined;
   status?(instance: Instance): KvEventStatus | null;
   close(): void;
 }
 
-/** What `KvEventSubscriber` gets from its user. */
+/** Options of `KvEventSubscriber`. */
 export interface KvEventSubscriberOptions {
-  /** Gets a warning about a publisher at most once in ten minutes. */
+  /** Gets a warning about a publisher at most every ten minutes. */
   readonly log: Log;
   readonly clock: Clock;
-  /**
-   * Asks instances where they publish. Without it, only instances whose configuration names the
-   * endpoint are followed.
-   */
+  /** Asks instances for their endpoint. Without it, only configured endpoints are followed. */
   readonly get?: InstanceGet | undefined;
-  /**
-   * Where batches wait to be decoded, with those of other subscribers. @default a queue of this one
-   */
+  /** Where batches wait to be decoded. @default a queue of this subscriber */
   readonly turns?: YieldingQueue | undefined;
 }
 
-/** A queue for batches: they take at most a quarter of the time, half a millisecond at once. */
+/** Batches take at most a quarter of the time, half a millisecond at once. */
 export function kvEventTurns(clock: Clock): YieldingQueue {
   return new YieldingQueue({ clock, sliceMs: 0.5 });
 }
 
 /**
- * Follows the KV events that vLLM publishes over ZMQ (`--kv-events-config`), of each instance that
- * names its endpoint in its configuration or at `GET /kv_event_sources` (vLLM 0.33).
+ * Follows vLLM's KV events over ZMQ (`--kv-events-config`). The endpoint comes from the
+ * configuration or `GET /kv_event_sources` (vLLM 0.33).
  */
 export class KvEventSubscriber implements CachedPrefixes {
   readonly #options: FollowOptions;
@@ -64,24 +57,15 @@ export class KvEventSubscriber implements CachedPrefixes {
     this.#options = { ...options, turns: options.turns ?? kvEventTurns(options.clock) };
   }
 
-  /**
-   * The tokens of a prompt that an instance has cached; undefined for an instance whose events have
-   * not come.
-   */
   matchedTokens(instance: Instance, tokens: ArrayLike<number>): number | undefined {
     const stream = this.#followed.get(instance)?.stream;
     return stream?.hasStarted === true ? stream.index.matchedTokens(tokens) : undefined;
   }
 
-  /** The instances that may have a begin of a prompt cached, the longest begin first. */
   holders(tokens: ArrayLike<number>): readonly PromptHolders[] {
     return this.#tree.holders(tokens);
   }
 
-  /**
-   * Whether an instance publishes its events. Where none does, all are looked at once in a while
-   * only.
-   */
   get readsTokenIds(): boolean {
     const nowMs = this.#options.clock.now();
     if (nowMs - this.#readsTokenIdsAtMs < LOOK_AGAIN_MS) return this.#readsTokenIds;
@@ -103,20 +87,16 @@ export class KvEventSubscriber implements CachedPrefixes {
     const left = new Set(instances);
     for (const [instance, followed] of this.#followed) {
       if (left.has(instance)) continue;
-      this.#giveBack(followed.close());
+      const memory = followed.close();
+      if (memory !== undefined) void this.#options.turns.run(memory);
       this.#followed.delete(instance);
       this.#tree.forget(instance);
     }
   }
 
   close(): void {
-    // The memory goes with the subscriber.
     for (const followed of this.#followed.values()) followed.close();
     this.#followed.clear();
-  }
-
-  #giveBack(memory: Steps | undefined): void {
-    if (memory !== undefined) void this.#options.turns.run(memory);
   }
 
   [Symbol.dispose](): void {
@@ -143,9 +123,8 @@ interface FollowOptions extends KvEventSubscriberOptions {
   readonly turns: YieldingQueue;
 }
 
-/** One instance: where it publishes, and the stream of its events. */
 class FollowedInstance {
-  stream: KvEventStream | undefined;
+  stream: KvEventStream<BlockIndex> | undefined;
   readonly #instance: Instance;
   readonly #options: FollowOptions;
   readonly #tree: BlockTree;
@@ -164,7 +143,6 @@ class FollowedInstance {
     else void this.#ask();
   }
 
-  /** The steps that are returned give the memory of the index back. */
   close(): Steps | undefined {
     this.#isClosed = true;
     this.#timer?.cancel();
@@ -174,13 +152,10 @@ class FollowedInstance {
   #open(source: KvEventSource): void {
     if (this.stream !== undefined) void this.#options.turns.run(this.stream.close());
     this.#source = source;
-    const of = { tree: this.#tree, instance: this.#instance };
-    this.stream = new KvEventStream(source, of, this.#options, () => void this.#ask());
+    const index = new BlockIndex(this.#tree, this.#instance);
+    this.stream = new KvEventStream(source, index, this.#options, () => void this.#ask());
   }
 
-  /**
-   * Asks the instance where it publishes, again until it says so, and after its publisher was lost.
-   */
   async #ask(): Promise<void> {
     const { get, clock } = this.#options;
     const { role, url, kvEvents } = this.#instance;
@@ -189,25 +164,16 @@ class FollowedInstance {
     this.#timer?.cancel();
     let source: KvEventSource | undefined;
     try {
-      const { status, body } = await get({
-        role,
-        url,
-        path: "/kv_event_sources",
-        timeoutMs: ASK_TIMEOUT_MS,
-      });
+      const asked = { role, url, path: "/kv_event_sources", timeoutMs: ASK_TIMEOUT_MS };
+      const { status, body } = await get(asked);
       if (status === 200) source = this.#sourceIn(JSON.parse(body));
     } catch {
-      // An instance that is not up, or has another answer under this path, publishes nothing.
+      // The instance is down, or has another use for the path.
     }
     this.#isAsking = false;
     if (this.#isClosed) return;
-    if (
-      source !== undefined &&
-      (source.endpoint !== this.#source?.endpoint ||
-        source.replayEndpoint !== this.#source.replayEndpoint)
-    )
-      this.#open(source);
     if (source === undefined) this.#timer = clock.setTimer(() => void this.#ask(), ASK_AGAIN_MS);
+    else if (!isDeepStrictEqual(source, this.#source)) this.#open(source);
   }
 
   #sourceIn(answer: unknown): KvEventSource | undefined {
@@ -221,7 +187,7 @@ class FollowedInstance {
       return undefined;
     }
     const found = sources[rank ?? 0];
-    if (found == null || found.publisher !== "zmq") return undefined;
+    if (found?.publisher !== "zmq") return undefined;
     const host = new URL(url).hostname;
     const endpoint = reachable(found.endpoint, host);
     if (endpoint === undefined) this.#warnOnce(`its endpoint ${found.endpoint} is not TCP`);
@@ -238,10 +204,7 @@ class FollowedInstance {
   }
 }
 
-/**
- * An endpoint as this host reaches it: what a server calls all of its addresses, or itself, is the
- * host of its URL.
- */
+/** Replaces a wildcard or loopback address by the host of the instance's URL. */
 function reachable(endpoint: string, host: string): string | undefined {
   const own = endpoint.replace(
     /^tcp:\/\/(\*|0\.0\.0\.0|\[::\]|localhost|127\.[\d.]+|\[::1\])(?=:\d+$)/,

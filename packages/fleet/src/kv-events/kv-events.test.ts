@@ -1,6 +1,6 @@
 import { once } from "node:events";
 import { createServer, type Socket } from "node:net";
-import { KvError, type LogFields, silentLog, systemClock } from "@kv/interface";
+import { type LogFields, silentLog, systemClock } from "@kv/interface";
 import { encodeMsgpack as encode } from "@kv/protocol";
 import { expect, test } from "vitest";
 import { type KvEvent, readKvEventBatch } from "./kv-event-batch.js";
@@ -69,13 +69,7 @@ test.each([
   [batch(stored([1, 2], [1, 2]))],
   [new Uint8Array([0xc1])],
 ])("refuses malformed batches", (payload) => {
-  let error: unknown;
-  try {
-    read(payload);
-  } catch (thrown) {
-    error = thrown;
-  }
-  expect(KvError.is(error, "KV_WIRE_MALFORMED")).toBe(true);
+  expect(() => read(payload)).toThrow(expect.objectContaining({ code: "KV_WIRE_MALFORMED" }));
 });
 
 test.each([

@@ -12,55 +12,41 @@ import {
 import type { Role } from "../instances/instance.js";
 import { hasMla } from "./plan-pair.js";
 
-/** What is known about an instance's engine, as far as it decides which engines it fits. */
 export interface EngineFacts {
-  /** vLLM's `engine_id`, new with each start. */
+  /** Each start has a new one. */
   readonly engineId: string;
-  /**
-   * Equal for two readings of one engine: a digest of its metadata, which has a name of its NIXL
-   * agent and addresses of its memory.
-   */
+  /** Digest of the metadata, with the NIXL agent's name and memory addresses. */
   readonly identity: string;
-  /** The hash that both engines of a pair must have in common. */
   readonly compatibilityHash: string;
-  /** The metadata of rank (0, 0), without the transport's part. */
+  /** Of rank (0, 0), without the transport's part. */
   readonly metadata: AgentMetadata;
-  /**
-   * The factors of the hash, by vLLM's names: announced (engines of this project), or found by a
-   * search.
-   */
+  /** By vLLM's names: announced (engines of this project), or found by a search. */
   readonly factors: Readonly<Record<string, unknown>> | undefined;
   readonly vllmVersion: string | undefined;
   readonly models: readonly string[];
-  /** Tensor-parallel size, from the configuration or from the instance's answers. */
   readonly tpSize: number | undefined;
-  /**
-   * Whether its connector pulls or pushes: a factor of the hash, or from the instance's answers.
-   */
   readonly mode: "pull" | "push" | undefined;
   /** False for engines that announce more than vLLM does. */
   readonly isVllm: boolean;
 }
 
-/** One GET at an instance. */
+/** One GET at an instance, or a POST. */
 export interface InstanceGetRequest {
   readonly role: Role;
   readonly url: string;
   readonly path: string;
+  /** JSON, which makes it a POST. */
+  readonly post?: string | undefined;
   readonly timeoutMs: number;
 }
 
-/**
- * Sends a GET and resolves with the status and the begin of the body. The user of `Pairing`
- * provides it with its own HTTP client.
- */
+/** Resolves with the status and the first bytes of the body. */
 export type InstanceGet = (
   request: InstanceGetRequest,
 ) => Promise<{ readonly status: number; readonly body: string }>;
 
-/** Where an engine answers handshakes. */
 export interface SideChannelAddress {
-  /** Host name or IP address; an IPv6 address has no brackets. */
+  /** An IPv6 address has no brackets. */
   readonly host: string;
   readonly port: number;
 }
@@ -77,9 +63,9 @@ export interface ReadEngineOptions {
 const MAX_ID_LENGTH = 512;
 
 /**
- * Shakes hands with rank (0, 0) of an engine, and asks its HTTP server for version and model, which
- * may stay unknown. No other rank is asked: when vLLM 0.33 is asked for a rank that it does not
- * have, its listener stops for good.
+ * Shakes hands with rank (0, 0), and asks the HTTP server for version and model, which may stay
+ * unknown. It asks no other rank: vLLM 0.33's listener stops for good at a rank that does not
+ * exist.
  *
  * @throws `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`, `KV_HANDSHAKE_UNTRUSTED`,
  * `KV_HANDSHAKE_REFUSED`, `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
@@ -130,7 +116,6 @@ export async function readEngineFacts(options: ReadEngineOptions): Promise<Engin
   };
 }
 
-/** `transfer_mode` of known factors. */
 export function modeIn(factors: EngineFacts["factors"]): EngineFacts["mode"] {
   const mode = factors?.["transfer_mode"];
   return mode === "pull" || mode === "push" ? mode : undefined;
@@ -159,10 +144,7 @@ async function readModels(options: ReadEngineOptions): Promise<string[]> {
   );
 }
 
-/**
- * An empty object for any other answer than JSON: version and model only help to say why engines do
- * not fit.
- */
+/** Empty for anything but JSON: version and model only explain misfits. */
 async function getJson(
   { instance, get, timeoutMs }: ReadEngineOptions,
   path: string,
@@ -176,10 +158,7 @@ async function getJson(
   }
 }
 
-/**
- * Bytes of KV in the blocks that `remote_block_ids` of an answer names, on all ranks of an engine;
- * undefined where they are not known.
- */
+/** Bytes of `remote_block_ids` on all ranks; undefined if unknown. */
 export function kvBytesOf(facts: EngineFacts, blockIds: unknown): number | undefined {
   if (!Array.isArray(blockIds)) return undefined;
   const groups = Array.isArray(blockIds[0]) ? (blockIds as unknown[]) : [blockIds];
@@ -189,23 +168,18 @@ export function kvBytesOf(facts: EngineFacts, blockIds: unknown): number | undef
   let bytes = 0;
   for (const [region, lengthBytes] of blockLengthsBytes.entries())
     bytes += lengthBytes * (counts[regionGroupIds?.[region] ?? 0] ?? all);
-  // Of MLA each rank holds the same.
-  const ranks = hasMla(facts.metadata) ? 1 : (facts.tpSize ?? 1);
+  // With MLA, each rank holds the same bytes; ranks of a DCP group hold different tokens of a block.
+  const { dcpSize } = facts.metadata;
+  const ranks = hasMla(facts.metadata) ? dcpSize : (facts.tpSize ?? 1);
   return bytes * physicalBlocksPerLogical * ranks;
 }
 
-/** Facts whose factors were searched for. */
 const searched = new WeakSet<EngineFacts>();
 
-/** Whether the factors of an engine's hash are not known and were not searched for. */
 export function mayFindFactors(facts: EngineFacts): boolean {
   return facts.factors === undefined && !searched.has(facts);
 }
 
-/**
- * Searches the factors of an engine's hash, in steps between which requests are served. Undefined
- * where none give the hash, or after an abort.
- */
 export async function findFactors(
   facts: EngineFacts,
   signal: AbortSignal,

@@ -1,12 +1,158 @@
-import { instanceName, type Role } from "../instances/instance.js";
-import { checkKey, checkPair, type PairCheck } from "./check-pair.js";
-import type { EngineFacts } from "./engine-facts.js";
-import type { Entry, Kind } from "./pairing-entry.js";
+import { KvError, type Timer } from "@kv/interface";
+import { type Instance, instanceName, type Role } from "../instances/instance.js";
+import { checkKey, checkPair, fitting, misfit, type PairCheck } from "./check-pair.js";
+import { type EngineFacts, modeIn, type SideChannelAddress } from "./engine-facts.js";
 import type { PairingSettings } from "./pairing-settings.js";
 
+export const FIRST_RETRY_MS = 1000;
+const DEFAULT_PORT = 5600;
+const MAX_ENGINES = 16;
+
+/** An instance as pairing sees it. */
+export interface PairedInstance extends Instance {
+  readonly draining: boolean;
+  available(): boolean;
+}
+
 /**
- * The kinds of instances of both roles, and which of them fit: each pair of kinds is checked once.
+ * For a decode instance, the prefill instance that it must fit. A prefill instance must fit at
+ * least one decode instance.
  */
+export type Partner = Instance | AnyPartner;
+
+/** Any decode instance that takes requests. */
+export interface AnyPartner {
+  /** They count only if there is no other. */
+  readonly avoiding: ReadonlySet<Instance>;
+}
+
+/** A prefill instance's engine and side channel, from `kv_transfer_params` of an answer. */
+export interface AnsweredEngine {
+  readonly engineId: string;
+  readonly host: string;
+  readonly port: number;
+  readonly tpSize: number;
+  readonly mode: "pull" | "push";
+}
+
+/** Instances of one role that fit the same others. */
+export interface Kind {
+  readonly key: string;
+  readonly id: number;
+  readonly entries: Set<Entry>;
+  readonly checks: Map<Kind, PairCheck>;
+}
+
+export class Entry {
+  facts: EngineFacts | undefined = undefined;
+  /** An instance whose engine has the same id. */
+  namesake: Instance | undefined = undefined;
+  cameAt = 0;
+  readonly engines = new Map<string, EngineFacts>();
+  answered: AnsweredEngine | undefined = undefined;
+  /** The engine may have changed since it was read. */
+  stale = false;
+  error: KvError | undefined = undefined;
+  reading: Promise<void> | undefined = undefined;
+  searching = false;
+  timer: Timer | undefined = undefined;
+  delayMs = FIRST_RETRY_MS;
+  readAtMs = Number.NEGATIVE_INFINITY;
+  kind: Kind | undefined = undefined;
+  logged = "";
+
+  readonly origin: string;
+
+  constructor(readonly instance: PairedInstance) {
+    this.origin = new URL(instance.url).origin;
+  }
+
+  get address(): SideChannelAddress | undefined {
+    const { kv, url } = this.instance;
+    const host = new URL(url).hostname.replace(/^\[|\]$/g, "");
+    if (kv !== undefined && (kv.host ?? kv.port ?? kv.engineId) !== undefined)
+      return { host: kv.host ?? host, port: kv.port ?? DEFAULT_PORT };
+    if (this.answered === undefined) return undefined;
+    const { host: announced, port } = this.answered;
+    // A loopback name means another host here.
+    return { host: isOwnHost(announced) && !isOwnHost(host) ? host : announced, port };
+  }
+
+  get isUnsure(): boolean {
+    return this.stale || (this.facts === undefined && this.reading !== undefined);
+  }
+
+  adopt(facts: EngineFacts): void {
+    const { answered, instance, engines } = this;
+    const own =
+      answered !== undefined && sameEngine(answered.engineId, facts.engineId)
+        ? answered
+        : undefined;
+    const before = engines.get(facts.engineId);
+    const isSame = before?.compatibilityHash === facts.compatibilityHash;
+    const factors = facts.factors ?? (isSame ? before?.factors : undefined);
+    this.facts = {
+      ...facts,
+      factors,
+      tpSize: instance.kv?.tpSize ?? own?.tpSize ?? facts.tpSize,
+      mode: modeIn(factors) ?? own?.mode ?? facts.mode,
+    };
+    this.stale = false;
+    engines.delete(facts.engineId);
+    engines.set(facts.engineId, this.facts);
+    const [oldest] = engines.keys();
+    if (engines.size > MAX_ENGINES && oldest !== undefined) engines.delete(oldest);
+  }
+}
+
+export function isReady(entry: Entry): boolean {
+  return !entry.isUnsure && entry.instance.available();
+}
+
+/** Ranks of a data-parallel server share a configuration: `ID_dp0`, `ID_dp1`. */
+export function sameEngine(one: string, other: string): boolean {
+  return one.replace(/_dp\d+$/, "") === other.replace(/_dp\d+$/, "");
+}
+
+function isOwnHost(host: string): boolean {
+  return /^(localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0|::|\*)$/i.test(host);
+}
+
+export function addressUnknown(role: Role): KvError {
+  const learned = role === "prefill" ? " before its first answer" : "";
+  const message = `the address of its side channel is not known${learned}`;
+  return new KvError("KV_CONFIG_INVALID", message, {
+    hint: `vLLM does not announce it over HTTP: give --${role}-side-channel-port, or kv.port of the instance in a configuration or discovery file (vLLM's default: 5600); --pairing off ends this warning`,
+  });
+}
+
+/**
+ * @throws `KV_HANDSHAKE_INCOMPATIBLE` if another engine answers requests than the side channel's.
+ */
+export function requireAnsweredEngine(
+  entry: Entry,
+  facts: EngineFacts,
+  { host, port }: SideChannelAddress,
+): void {
+  const { answered } = entry;
+  if (answered === undefined || sameEngine(answered.engineId, facts.engineId)) return;
+  // The answered engine has restarted since it was read.
+  if ([...entry.engines.keys()].some((id) => sameEngine(id, answered.engineId))) return;
+  throw new KvError(
+    "KV_HANDSHAKE_INCOMPATIBLE",
+    `the side channel ${host}:${port} is that of engine ${facts.engineId}, but the instance answers as engine ${answered.engineId}`,
+    {
+      hint: "give each server its own VLLM_NIXL_SIDE_CHANNEL_PORT, and each instance the address of its own side channel",
+    },
+  );
+}
+
+export interface Fitting<T extends PairedInstance = PairedInstance> {
+  readonly all: readonly T[];
+  readonly sure: readonly T[];
+}
+
+/** Checks each pair of kinds once. */
 export class Kinds {
   readonly #mode: PairingSettings["mode"];
   readonly #byKey: Record<Role, Map<string, Kind>> = { prefill: new Map(), decode: new Map() };
@@ -20,26 +166,20 @@ export class Kinds {
     return [...this.#byKey[role].values()];
   }
 
-  /**
-   * Moves an entry to the kind of what is known about it. Returns the entries of the other role
-   * whose checks have changed.
-   */
+  /** Returns the entries of the other role whose checks have changed. */
   place(entry: Entry): Entry[] {
     const { role } = entry.instance;
     const key = kindKey(entry);
     if (entry.kind?.key === key) return [];
     const left = this.leave(entry);
-    const known = this.#byKey[role].get(key);
-    if (known !== undefined) {
-      known.entries.add(entry);
-      entry.kind = known;
-      return left;
-    }
+    entry.kind = this.#byKey[role].get(key);
+    entry.kind?.entries.add(entry);
+    if (entry.kind !== undefined) return left;
     this.#lastId += 1;
     const created: Kind = { key, id: this.#lastId, entries: new Set([entry]), checks: new Map() };
     this.#byKey[role].set(key, created);
     entry.kind = created;
-    for (const kind of this.of(otherRole(role))) {
+    for (const kind of this.of(role === "prefill" ? "decode" : "prefill")) {
       const [other] = kind.entries;
       if (other === undefined) continue;
       const [p, d] = role === "prefill" ? [entry, other] : [other, entry];
@@ -50,10 +190,7 @@ export class Kinds {
     return entriesOf(created);
   }
 
-  /**
-   * Takes an entry out of its kind. Returns the entries of the other role whose checks have
-   * changed.
-   */
+  /** Returns the entries of the other role whose checks have changed. */
   leave(entry: Entry): Entry[] {
     const { kind } = entry;
     if (kind === undefined) return [];
@@ -68,23 +205,16 @@ export class Kinds {
 const entriesOf = ({ checks }: Kind): Entry[] =>
   [...checks.keys()].flatMap(({ entries }) => [...entries]);
 
-const otherRole = (role: Role): Role => (role === "prefill" ? "decode" : "prefill");
-
-/** Equal for instances of a role that are of one kind. */
 function kindKey({ facts, namesake, instance }: Entry): string {
-  const key = JSON.stringify([facts === undefined ? null : checkKey(facts), instance.label]);
-  return namesake === undefined
-    ? key
-    : JSON.stringify([key, instanceName(instance), instanceName(namesake)]);
+  const names = namesake === undefined ? [] : [instanceName(instance), instanceName(namesake)];
+  return JSON.stringify([facts && checkKey(facts), instance.label, ...names]);
 }
 
-export function partnersOf({ checks }: Kind): number {
-  let partners = 0;
-  for (const [{ entries }, { fits }] of checks) if (fits) partners += entries.size;
-  return partners;
+export function partnersOf(kind: Kind): number {
+  return fittingKinds(kind).reduce((partners, { entries }) => partners + entries.size, 0);
 }
 
-export const fitsAny = (kind: Kind, is: (entry: Entry) => boolean): boolean =>
+export const fitsAny = (kind: Kind | undefined, is: (entry: Entry) => boolean): boolean =>
   fittingKinds(kind).some((other) => hasEntry(other, is));
 
 export function hasEntry({ entries }: Kind, is: (entry: Entry) => boolean): boolean {
@@ -93,71 +223,108 @@ export function hasEntry({ entries }: Kind, is: (entry: Entry) => boolean): bool
 }
 
 export function fittingKinds(kind: Kind | undefined): Kind[] {
-  const fitting: Kind[] = [];
-  if (kind !== undefined)
-    for (const [other, { fits }] of kind.checks) if (fits) fitting.push(other);
-  return fitting;
+  return [...(kind?.checks ?? [])].flatMap(([other, { fits }]) => (fits ? [other] : []));
 }
 
-/** Of a kind that fits none: the check with the fewest differences. */
-export function nearest({ checks }: Kind): Extract<PairCheck, { fits: false }> | undefined {
-  let best: Extract<PairCheck, { fits: false }> | undefined;
-  for (const check of checks.values()) {
-    if (check.fits) return undefined;
-    if (best === undefined || check.differences.length < best.differences.length) best = check;
-  }
-  return best;
+/** Undefined for a kind that fits one. */
+export function nearest({ checks }: Kind): PairCheck | undefined {
+  const all = [...checks.values()];
+  if (all.some(({ fits }) => fits)) return undefined;
+  return all.sort((one, other) => one.differences.length - other.differences.length)[0];
 }
-
-const LABELLED: PairCheck = { fits: true, basis: "label" };
-const UNVERIFIED: PairCheck = { fits: true, basis: "unverified" };
 
 const SHARED_ID =
   "peers tell engines apart by engine_id, and would read the blocks of one from the other: give each server an engine_id of its own, or none, and restart those that had the same";
 
-/** An id, and the two instances that have it. Clients get the text without the URLs. */
+/** Clients get the text without the URLs. */
 function sharedId({ facts, namesake, instance }: Entry): string {
   if (namesake === undefined) return "unique";
   return `${facts?.engineId} of two instances ${instanceName(instance)} ${instanceName(namesake)}`;
 }
 
-/** Whether two instances are a pair: by their engines, or by `mode` where one is not read. */
 function checkEntries(p: Entry, d: Entry, mode: PairingSettings["mode"]): PairCheck {
-  // Peers know a decode engine by its id only with push.
+  // Only with push do peers know a decode engine by its id.
   const isRead =
     d.namesake?.role === "prefill" || [p, d].some(({ facts }) => facts?.mode === "push");
   if (p.namesake !== undefined || (d.namesake !== undefined && isRead)) {
     const [prefill, decode] = [sharedId(p), sharedId(d)];
-    return {
-      fits: false,
-      differences: [{ factor: "engine_id", prefill, decode }],
-      note: SHARED_ID,
-    };
+    return misfit([{ factor: "engine_id", prefill, decode }], SHARED_ID);
   }
-  if (p.facts !== undefined && d.facts !== undefined) return checkFacts(p.facts, d.facts);
+  if (p.facts !== undefined && d.facts !== undefined) return checkPair(p.facts, d.facts);
   const [ours, theirs] = [p.instance.label, d.instance.label];
-  if (mode !== "strict" && ours !== undefined && theirs !== undefined) {
-    if (ours === theirs) return LABELLED;
-    return { fits: false, differences: [{ factor: "label", prefill: ours, decode: theirs }] };
-  }
-  if (mode === "lenient") return UNVERIFIED;
+  if (mode !== "strict" && ours !== undefined && theirs !== undefined)
+    return ours === theirs
+      ? fitting()
+      : misfit([{ factor: "label", prefill: ours, decode: theirs }]);
+  if (mode === "lenient") return fitting();
   const side = (entry: Entry) => {
     if (entry.facts !== undefined) return "read";
     return mode === "label" && entry.instance.label === undefined
       ? "not read, without a label"
       : "not read";
   };
-  return {
-    fits: false,
-    differences: [{ factor: "side_channel", prefill: side(p), decode: side(d) }],
-  };
+  return misfit([{ factor: "side_channel", prefill: side(p), decode: side(d) }]);
 }
 
-function checkFacts(prefill: EngineFacts, decode: EngineFacts): PairCheck {
-  try {
-    return checkPair(prefill, decode);
-  } catch (thrown) {
-    const note = thrown instanceof Error ? thrown.message : String(thrown);
-    return { fits: false, differences: [{ factor: "plan", prefill: note, decode: note }], note };
+interface Known {
+  readonly facts: EngineFacts;
+  readonly since: number;
+}
+
+/**
+ * Finds engines that share an id. Peers would silently read the second engine's blocks from the
+ * first one's memory. An engine known before the other keeps its id. If both came together neither
+ * does, as peers may know either.
+ */
+export class EngineIds {
+  readonly #byId = new Map<string, Set<Entry>>();
+  readonly #known = new Map<Entry, Known>();
+  #changes = 0;
+
+  came(entry: Entry): void {
+    entry.cameAt = ++this.#changes;
+  }
+
+  /** Returns entries with a changed namesake. */
+  note(entry: Entry, facts: EngineFacts | undefined): Entry[] {
+    const before = this.#known.get(entry);
+    if (before?.facts === facts) return [];
+    const concerned = new Set(before && this.#byId.get(before.facts.engineId));
+    if (before !== undefined) this.#take(entry, before.facts.engineId);
+    entry.namesake = undefined;
+    if (facts !== undefined) {
+      const isSame = before?.facts.identity === facts.identity;
+      this.#known.set(entry, { facts, since: isSame ? before.since : ++this.#changes });
+      const namesakes = this.#byId.get(facts.engineId) ?? new Set();
+      this.#byId.set(facts.engineId, namesakes.add(entry));
+      for (const one of namesakes) concerned.add(one);
+    }
+    return [...concerned].filter((one) => this.#findNamesake(one));
+  }
+
+  #take(entry: Entry, engineId: string): void {
+    const namesakes = this.#byId.get(engineId);
+    namesakes?.delete(entry);
+    if (namesakes?.size === 0) this.#byId.delete(engineId);
+    this.#known.delete(entry);
+  }
+
+  #findNamesake(entry: Entry): boolean {
+    const before = entry.namesake;
+    const known = this.#known.get(entry);
+    const namesakes = known && this.#byId.get(known.facts.engineId);
+    entry.namesake = undefined;
+    for (const other of namesakes ?? []) {
+      const isOther = this.#known.get(other)?.facts.identity !== known?.facts.identity;
+      // One engine that registered its memory anew.
+      const isOneChannel = addressOf(entry) === addressOf(other);
+      if (!isOther || isOneChannel || (known?.since ?? 0) < other.cameAt) continue;
+      entry.namesake = other.instance;
+      // A decode engine's blocks may have no readers.
+      if (other.instance.role === "prefill") break;
+    }
+    return entry.namesake !== before;
   }
 }
+
+const addressOf = ({ address }: Entry) => address && `${address.host}:${address.port}`;

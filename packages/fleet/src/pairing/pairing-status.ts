@@ -1,31 +1,21 @@
 import type { Log } from "@kv/interface";
 import { formatValue } from "@kv/protocol";
 import { instanceName, type PairingStatus } from "../instances/instance.js";
-import type { PairDifference } from "./check-pair.js";
-import { hasEntry, nearest, partnersOf } from "./kinds.js";
-import type { Entry, Kind } from "./pairing-entry.js";
+import type { PairCheck } from "./check-pair.js";
+import { type Entry, hasEntry, type Kind, nearest, partnersOf } from "./kinds.js";
 
-/** How an instance of a kind is paired, as JSON for status pages. */
 export function pairingStatus(entry: Entry, kind: Kind): PairingStatus {
   const { facts, error, address, stale } = entry;
   const partners = partnersOf(kind);
   const near = nearest(kind);
-  const unverified = facts === undefined && partners > 0;
-  const state =
-    kind.checks.size === 0
-      ? "alone"
-      : partners === 0
-        ? "unpaired"
-        : unverified
-          ? "unverified"
-          : "paired";
-  const reason =
-    near !== undefined
-      ? differencesText(near) +
-        (facts === undefined && error !== undefined ? ` (${error.message})` : "")
-      : unverified
-        ? (error?.message ?? "its side channel is being read")
-        : noteOf(kind);
+  let state: PairingStatus["state"] = facts === undefined ? "unverified" : "paired";
+  if (partners === 0) state = kind.checks.size === 0 ? "alone" : "unpaired";
+  let reason = noteOf(kind);
+  if (state === "unverified") reason = error?.message ?? "its side channel is being read";
+  if (near !== undefined) {
+    const unread = facts === undefined && error !== undefined ? ` (${error.message})` : "";
+    reason = differencesText(near) + unread;
+  }
   return {
     state,
     partners,
@@ -47,7 +37,7 @@ export function pairingStatus(entry: Entry, kind: Kind): PairingStatus {
   };
 }
 
-/** Logs how an instance is paired where that has changed since the last line. */
+/** Logs only changes. */
 export function logStatus(log: Log, entry: Entry): void {
   const { kind, instance, error, logged: before } = entry;
   if (entry.searching || entry.reading !== undefined || kind === undefined) return;
@@ -64,18 +54,11 @@ export function logStatus(log: Log, entry: Entry): void {
 }
 
 function noteOf({ checks }: Kind): string | null {
-  for (const check of checks.values())
-    if (check.fits && check.note !== undefined) return check.note;
-  return null;
+  const noted = [...checks.values()].find(({ fits, note }) => fits && note !== undefined);
+  return noted?.note ?? null;
 }
 
-function differencesText({
-  differences,
-  note,
-}: {
-  readonly differences: readonly PairDifference[];
-  readonly note?: string | undefined;
-}) {
+function differencesText({ differences, note }: PairCheck): string {
   const text = differences
     .slice(0, 4)
     .map(
@@ -87,11 +70,9 @@ function differencesText({
 }
 
 function shown(value: unknown): string {
-  const text = typeof value === "string" ? value.slice(0, 200) : formatValue(value);
-  return text;
+  return typeof value === "string" ? value.slice(0, 200) : formatValue(value);
 }
 
-/** Why no kind of entries that `isAmong` fits one that `isPartner`; undefined where one does. */
 export function refusalText(
   kinds: readonly Kind[],
   isAmong: (entry: Entry) => boolean,

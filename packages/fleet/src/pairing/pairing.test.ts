@@ -16,6 +16,7 @@ import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
 import { afterEach, expect, test } from "vitest";
 import { Router } from "zeromq";
 import type { InstanceSpec, Role } from "../instances/instance.js";
+import type { PooledInstance } from "../instances/pooled-instance.js";
 import { InstancePool } from "../routing/instance-pool.js";
 import { roundRobin } from "../routing/routing.js";
 import { Pairing } from "./pairing.js";
@@ -58,37 +59,38 @@ interface Engine {
   announces?: boolean;
 }
 
+async function answering(linger: number, answer: () => readonly Uint8Array[]) {
+  const router = new Router({ linger });
+  await router.bind("tcp://127.0.0.1:*");
+  open.push(() => router.close());
+  void (async () => {
+    for await (const [route, delimiter] of router)
+      await router.send([route as Buffer, delimiter as Buffer, ...answer()]);
+  })().catch(() => {});
+  return { router, port: Number(/\d+$/.exec(router.lastEndpoint ?? "")?.[0]) };
+}
+
 /**
  * A side channel as vLLM's: a ZMQ ROUTER that answers with a handshake. `change` replaces the
  * engine, as a restart does.
  */
 async function sideChannel(engine: Engine = {}) {
-  const router = new Router({ linger: 0 });
-  await router.bind("tcp://127.0.0.1:*");
-  open.push(() => router.close());
-  const port = Number(/\d+$/.exec(router.lastEndpoint ?? "")?.[0]);
   let [current, starts, asked] = [engine, 1, 0];
-  void (async () => {
-    for await (const [route, delimiter] of router) {
-      asked += 1;
-      const factors = { ...FACTORS, ...current.factors };
-      const payload = encodeHandshakePayload({
-        compatibilityHash: compatibilityHash(factors),
-        agentMetadataBytes: encodeAgentMetadata({
-          ...METADATA,
-          engineId: `engine-${port}-${starts}`,
-          ...current.metadata,
-        }),
-        extension: current.announces === true ? { version: 1, factors } : undefined,
-        rest: {},
-      });
-      await router.send([
-        route as Buffer,
-        delimiter as Buffer,
-        ...encodeHandshakeReply(payload, 1),
-      ]);
-    }
-  })().catch(() => {});
+  const { port, router } = await answering(0, () => {
+    asked += 1;
+    const factors = { ...FACTORS, ...current.factors };
+    const payload = encodeHandshakePayload({
+      compatibilityHash: compatibilityHash(factors),
+      agentMetadataBytes: encodeAgentMetadata({
+        ...METADATA,
+        engineId: `engine-${port}-${starts}`,
+        ...current.metadata,
+      }),
+      extension: current.announces === true ? { version: 1, factors } : undefined,
+      rest: {},
+    });
+    return encodeHandshakeReply(payload, 1);
+  });
   return {
     port,
     change(next: Engine) {
@@ -154,7 +156,8 @@ async function fleet({ prefill, decode, settings = {}, versions = {}, models = [
       return `${p && new URL(p.url).hostname}-${d && new URL(d.url).hostname}`;
     });
   const statusOf = (role: Role, at = 0) => pools[role].status()[at]?.pairing;
-  return { pairing, pools, lines, route, statusOf };
+  const instance = (role: Role, at = 0) => pools[role].list()[at] as PooledInstance;
+  return { pairing, pools, lines, route, statusOf, instance };
 }
 
 /** A prefill and a decode instance of these engines. */
@@ -181,11 +184,7 @@ test("instances of two versions serve in their own pairs, and an announced facto
       { factor: "vllm_version", prefill: "0.32.0", decode: "0.33.0" },
     ],
   });
-  expect(statusOf("prefill")).toMatchObject({
-    state: "paired",
-    partners: 1,
-    tp_size: null,
-  });
+  expect(statusOf("prefill")).toMatchObject({ state: "paired", partners: 1, tp_size: null });
   await expect
     .poll(() => lines.filter(({ event }) => event === "instance-unpaired"))
     .toHaveLength(1);
@@ -193,12 +192,56 @@ test("instances of two versions serve in their own pairs, and an announced facto
   expect([v33.asked, v32.asked]).toEqual([2, 2]);
 });
 
-test("of vLLM, which announces no factors, the versions that its servers answer are compared", async () => {
-  const versions = { p0: "0.33.0", d0: "0.32.0" };
-  const { pools, route } = await pairOf({}, { factors: V32 }, { versions });
+const HALF = METADATA.blockLengthsBytes.map((length) => length / 2);
+const HALVES = { blockLengthsBytes: HALF, blockStridesBytes: HALF };
+const V31 = { factors: { vllm_version: "0.31.0", nixl_connector_version: 13 } };
+const hash: unknown = expect.stringMatching(/^[0-9a-f]{16}…$/);
+
+test.each<[string, Engine, Engine, Record<string, string>, string, unknown, unknown]>([
+  [
+    "of vLLM, which announces no factors, the versions that its servers answer are compared",
+    {},
+    { factors: V32 },
+    { p0: "0.33.0", d0: "0.32.0" },
+    "vllm_version",
+    "0.33.0",
+    "0.32.0",
+  ],
+  [
+    "a factor that is not found is shown as the two hashes",
+    {},
+    { factors: { is_hma_enabled: false } },
+    {},
+    "compatibility_hash",
+    hash,
+    hash,
+  ],
+  [
+    "equal hashes without a plan are no pair: the layout is named with both values",
+    { metadata: { kvCacheLayout: "BHLNC" } },
+    {},
+    {},
+    "kv_cache_layout",
+    "BHLNC",
+    METADATA.kvCacheLayout,
+  ],
+  [
+    "a vLLM 0.31 decode worker with larger blocks than prefill's is no pair: its text would be wrong",
+    { ...V31, metadata: { blockSize: METADATA.blockSize / 2, ...HALVES } },
+    V31,
+    { p0: "0.31.0", d0: "0.31.0" },
+    "block_size",
+    "16",
+    "32",
+  ],
+])("%s", async (_, p, d, versions, factor, prefill, decode) => {
+  const { pools, route, statusOf } = await pairOf(p, d, { versions });
   expect(route(1)).toEqual(["undefined-undefined"]);
-  expect(pools.decode.pairingRefusal({ avoiding: new Set() })).toBe(
-    "vllm_version is 0.33.0 at prefill and 0.32.0 at decode",
+  const differences = statusOf("prefill")?.differences;
+  expect(differences).toEqual([{ factor, prefill, decode }]);
+  const [found] = differences ?? [];
+  expect(pools.decode.pairingRefusal({ avoiding: new Set() })).toContain(
+    `${factor} is ${found?.prefill} at prefill and ${found?.decode} at decode`,
   );
 });
 
@@ -211,36 +254,6 @@ test("a factor that no server answers is found by a search, and the log has one 
   await expect
     .poll(() => lines.filter(({ fields }) => fields["role"] === "prefill"))
     .toHaveLength(1);
-});
-
-test("a factor that is not found is shown as the two hashes", async () => {
-  const { statusOf } = await pairOf({}, { factors: { is_hma_enabled: false } });
-  const differences = statusOf("prefill")?.differences;
-  expect(differences?.map(({ factor }) => factor)).toEqual(["compatibility_hash"]);
-});
-
-test("equal hashes without a plan are no pair: the layout is named with both values", async () => {
-  const { route, statusOf } = await pairOf({ metadata: { kvCacheLayout: "BHLNC" } }, {});
-  expect(route(1)).toEqual(["undefined-undefined"]);
-  expect(statusOf("prefill")?.differences).toEqual([
-    { factor: "kv_cache_layout", prefill: "BHLNC", decode: METADATA.kvCacheLayout },
-  ]);
-});
-
-test("a vLLM 0.31 decode worker with larger blocks than prefill's is no pair: its text would be wrong", async () => {
-  const v31 = { factors: { vllm_version: "0.31.0", nixl_connector_version: 13 } };
-  const half = METADATA.blockLengthsBytes.map((length) => length / 2);
-  const small = {
-    blockSize: METADATA.blockSize / 2,
-    blockLengthsBytes: half,
-    blockStridesBytes: half,
-  };
-  const versions = { p0: "0.31.0", d0: "0.31.0" };
-  const { route, statusOf } = await pairOf({ ...v31, metadata: small }, v31, { versions });
-  expect(route(1)).toEqual(["undefined-undefined"]);
-  expect(statusOf("prefill")?.differences).toEqual([
-    { factor: "block_size", prefill: "16", decode: "32" },
-  ]);
 });
 
 test.each([
@@ -265,9 +278,7 @@ test.each([
 );
 
 test("TP sizes that are not configured follow from the lengths of the blocks", async () => {
-  const lengths = METADATA.blockLengthsBytes.map((length) => length / 2);
-  const two = { metadata: { blockLengthsBytes: lengths, blockStridesBytes: lengths } };
-  const { route, statusOf } = await pairOf({}, two);
+  const { route, statusOf } = await pairOf({}, { metadata: HALVES });
   expect(route(1)).toEqual(["p0-d0"]);
   expect(statusOf("prefill")).toMatchObject({ state: "paired", reason: null });
 });
@@ -330,7 +341,7 @@ test("an engine that is restarted as another version changes its pairs when it i
   const v33 = await sideChannel({ announces: true });
   const v32 = await sideChannel({ factors: V32, announces: true });
   const own = await sideChannel({ factors: V32, announces: true });
-  const { pools, route, statusOf } = await fleet({
+  const { route, statusOf, instance } = await fleet({
     prefill: [v33.port, v32.port],
     decode: [v33.port, own.port],
   });
@@ -339,9 +350,7 @@ test("an engine that is restarted as another version changes its pairs when it i
   const unreachable = new KvError("KV_PROXY_UPSTREAM_FAILED", "x", {
     details: { stage: "connect" },
   });
-  pools.decode
-    .visit({ requestId: "r" }, new Set([pools.decode.list()[0]].flatMap((one) => one ?? [])))
-    ?.failed(unreachable);
+  instance("decode", 1).begin().failed(unreachable);
   // While it is not known what it is, the other pair serves.
   expect(statusOf("decode", 1)?.stale).toBe(true);
   expect(new Set(route(20))).toEqual(new Set(["p0-d0"]));
@@ -352,11 +361,10 @@ test("an engine that is restarted as another version changes its pairs when it i
 
 test("an answer that names another engine has the side channel read again; the ranks of one server are one engine", async () => {
   const own = await sideChannel({ metadata: { engineId: "e_dp0" } });
-  const { pairing, pools, statusOf } = await fleet({ prefill: [own.port], decode: [own.port] });
-  const [p] = pools.prefill.list();
+  const { pairing, instance, statusOf } = await fleet({ prefill: [own.port], decode: [own.port] });
+  const engine = { host: "127.0.0.1", port: own.port, tpSize: 2, mode: "pull" } as const;
   const answer = (engineId: string) =>
-    p &&
-    pairing.answered(p, { engineId, host: "127.0.0.1", port: own.port, tpSize: 2, mode: "pull" });
+    pairing.answered(instance("prefill"), { engineId, ...engine });
   expect(answer("e_dp1")).toBeUndefined();
   expect([own.asked, statusOf("prefill")?.tp_size]).toEqual([2, 2]);
   own.change({ factors: V32, metadata: { engineId: "f" } });
@@ -371,13 +379,11 @@ test("an answer that names another engine has the side channel read again; the r
 
 test("whether an instance still has an engine is known after a reading, where it may have been restarted (issue 48)", async () => {
   const own = await sideChannel();
-  const { pairing, pools } = await fleet({
+  const { pairing, instance } = await fleet({
     prefill: [{ url: "http://p:1" }],
     decode: [own.port],
   });
-  const [d] = pools.decode.list();
-  const [p] = pools.prefill.list();
-  if (d === undefined || p === undefined) throw new Error("there are no instances");
+  const [p, d] = [instance("prefill"), instance("decode")];
   expect(await pairing.hasEngine(d, `engine-${own.port}-1`)).toBe("yes");
   expect(await pairing.hasEngine(d, "engine-0")).toBe("no");
   expect(await pairing.hasEngine(p, `engine-${own.port}-1`)).toBe("unknown");
@@ -391,17 +397,13 @@ test("whether an instance still has an engine is known after a reading, where it
 
 test("the address of a side channel is learned from a first answer; that of another engine is refused", async () => {
   const own = await sideChannel();
-  const { pairing, pools, statusOf } = await fleet({
+  const { pairing, instance, statusOf } = await fleet({
     prefill: [{ url: "http://127.0.0.1:80" }],
     decode: [own.port],
   });
-  expect(statusOf("prefill")).toMatchObject({
-    state: "unverified",
-    side_channel: null,
-  });
-  const [p] = pools.prefill.list();
+  expect(statusOf("prefill")).toMatchObject({ state: "unverified", side_channel: null });
   const answer = { engineId: "another", host: "0.0.0.0", port: own.port, tpSize: 1 };
-  if (p) void pairing.answered(p, { ...answer, mode: "pull" });
+  void pairing.answered(instance("prefill"), { ...answer, mode: "pull" });
   await pairing.settled();
   expect(statusOf("prefill")?.reason).toContain(`is that of engine engine-${own.port}-1`);
   expect(statusOf("prefill")?.state).toBe("unverified");
@@ -474,19 +476,10 @@ test.each([
 ])("a side channel that answers %s is refused with the reason", async (_, frames, reason) => {
   // Not 0: libzmq 4.3.5 aborts the process if a peer leaves in the middle of a message while such a
   // socket closes (session_base.cpp:233).
-  const router = new Router({ linger: 1000 });
-  await router.bind("tcp://127.0.0.1:*");
-  open.push(() => router.close());
-  void (async () => {
-    for await (const [route, delimiter] of router)
-      await router.send([
-        route as Buffer,
-        delimiter as Buffer,
-        ...frames,
-        encodeHandshakeReply(new Uint8Array(0), 1)[1],
-      ]);
-  })().catch(() => {});
-  const port = Number(/\d+$/.exec(router.lastEndpoint ?? "")?.[0]);
+  const { port } = await answering(1000, () => [
+    ...frames,
+    encodeHandshakeReply(new Uint8Array(0), 1)[1],
+  ]);
   const { statusOf } = await fleet({
     prefill: [port],
     decode: [port],
@@ -533,7 +526,10 @@ test("of two engines that came together with one id neither serves; the reason h
     await configured("d"),
   ];
   const prefill = [one.port, two.port, other.port];
-  const { pairing, pools, lines, route } = await fleet({ prefill, decode: [decode.port] });
+  const { pairing, pools, lines, route, instance } = await fleet({
+    prefill,
+    decode: [decode.port],
+  });
   expect(new Set(route(6))).toEqual(new Set(["p2-d0"]));
   const [first, second, third] = pools.prefill.status().map((status) => status.pairing);
   expect([first?.state, second?.state, third?.state]).toEqual(["unpaired", "unpaired", "paired"]);
@@ -543,8 +539,7 @@ test("of two engines that came together with one id neither serves; the reason h
   expect(lines.filter(({ event }) => event === "instance-unpaired")).toHaveLength(2);
   // The second one gets an id of its own.
   two.change({ metadata: { engineId: "second" } });
-  const [, p1] = pools.prefill.list();
-  if (p1 !== undefined) pairing.failed(p1);
+  pairing.failed(instance("prefill", 1));
   await expect.poll(() => new Set(route(6)).size, { timeout: 3000 }).toBe(3);
 });
 
@@ -570,15 +565,14 @@ test("an engine keeps its id when another one comes with it; that one serves whe
 
 test("an engine of both roles stays a pair with itself while one of two readings is older", async () => {
   const both = await configured("both");
-  const { pairing, pools, route, statusOf } = await fleet({
+  const { pairing, instance, route, statusOf } = await fleet({
     prefill: [both.port],
     decode: [both.port],
   });
   both.change({
     metadata: { engineId: "both", baseAddresses: METADATA.baseAddresses.map(() => 4096) },
   });
-  const [p] = pools.prefill.list();
-  if (p !== undefined) pairing.failed(p);
+  pairing.failed(instance("prefill"));
   await expect.poll(() => statusOf("prefill")?.stale, { timeout: 3000 }).toBe(false);
   expect(route(1)).toEqual(["p0-d0"]);
 });
@@ -603,11 +597,10 @@ test.each([
 
 test("an engine id that two decode instances have is no name of either", async () => {
   const [one, two] = [await configured("e", {}), await configured("e", {})];
-  const { pairing, pools } = await fleet({ prefill: [], decode: [one.port, two.port] });
-  for (const d of pools.decode.list()) expect(await pairing.hasEngine(d, "e")).toBe("shared");
+  const { pairing, instance } = await fleet({ prefill: [], decode: [one.port, two.port] });
+  const [first, second] = [instance("decode", 0), instance("decode", 1)];
+  for (const d of [first, second]) expect(await pairing.hasEngine(d, "e")).toBe("shared");
   two.change({ metadata: { engineId: "f" } });
-  const [first, second] = pools.decode.list();
-  if (first === undefined || second === undefined) throw new Error("there are no instances");
   pairing.failed(second);
   expect(await pairing.hasEngine(second, "f")).toBe("yes");
   expect(await pairing.hasEngine(first, "e")).toBe("yes");

@@ -10,39 +10,38 @@ import {
   mayFindFactors,
   readEngineFacts,
 } from "./engine-facts.js";
-import { EngineIds } from "./engine-ids.js";
-import { fitsAny, fittingKinds, hasEntry, Kinds } from "./kinds.js";
 import {
   type AnsweredEngine,
   addressUnknown,
+  EngineIds,
   Entry,
   FIRST_RETRY_MS,
   type Fitting,
+  fitsAny,
+  fittingKinds,
+  hasEntry,
   isReady,
   type Kind,
+  Kinds,
   type PairedInstance,
   type Partner,
   requireAnsweredEngine,
   sameEngine,
-} from "./pairing-entry.js";
+} from "./kinds.js";
 import type { PairingOptions } from "./pairing-settings.js";
 import { logStatus, pairingStatus, refusalText } from "./pairing-status.js";
 
 type HasEngine = "yes" | "no" | "unknown" | "unreadable" | "shared";
 
-/**
- * A handshake of a model with hundreds of layers has some hundred KiB. An engine is asked once a
- * minute.
- */
+/** A handshake of hundreds of layers has some hundred KiB. */
 const READING = { maxReplyFrames: 4, maxReplyBytes: 4 * 2 ** 20, keepsConnections: false };
 const MAX_RETRY_MS = 30_000;
-/** Between two readings because of what an instance does. */
+/** Limits the readings that an instance causes. */
 const MIN_INTERVAL_MS = 500;
 
 /**
- * Knows which prefill instances fit which decode instances: it reads the side channel of each
- * instance when it is added, when its engine may have been restarted, and at a long interval. What
- * an instance sends is limited in time and size.
+ * Knows which prefill and decode instances fit. It reads each side channel when the instance is
+ * added, after a possible restart, and at a long interval, with limits in time and size.
  */
 export class Pairing {
   readonly #options: PairingOptions;
@@ -54,14 +53,10 @@ export class Pairing {
   readonly #kinds: Kinds;
   readonly #engineIds = new EngineIds();
   readonly #sideChannel: SideChannel;
-  /**
-   * By a list that is the same at each request, and by the kinds that fit: those of the list that
-   * do, until an instance changes.
-   */
   #fitting = new WeakMap<readonly PairedInstance[], Map<string, Fitting>>();
 
   /**
-   * Reads nothing of instances until pools have some.
+   * Reads nothing until pools have instances.
    *
    * @throws `KV_CONFIG_INVALID` for a key file that cannot be used.
    */
@@ -71,7 +66,7 @@ export class Pairing {
     const { clock, log, handshakeKeyFile } = options;
     const handshakeKeys = readHandshakeKeys("pairing.handshakeKeyFile", handshakeKeyFile);
     this.#sideChannel = zmqSideChannel({ clock, log, ...READING, handshakeKeys });
-    // Each reading listens, and all instances are read at the start.
+    // Each reading adds a listener.
     setMaxListeners(0, this.#closing.signal);
   }
 
@@ -99,16 +94,12 @@ export class Pairing {
     this.#changed();
   }
 
-  /** Called by pools when an instance failed: its engine may be another one when it is back. */
   failed(instance: Instance): void {
     const entry = this.#entryOf(instance);
     if (entry !== undefined) this.#suspect(entry);
   }
 
-  /**
-   * Called when a server has closed a connection that was kept, as it does when it ends. `origin`
-   * is that of its URL.
-   */
+  /** A server that ends closes its kept connections. */
   closed(origin: string): void {
     for (const entry of this.#all()) if (entry.origin === origin) this.#suspect(entry);
   }
@@ -116,13 +107,12 @@ export class Pairing {
   alive(instance: Instance): void {
     const entry = this.#entryOf(instance);
     if (entry?.stale !== true || entry.reading !== undefined) return;
-    if (this.#options.clock.now() - entry.readAtMs >= MIN_INTERVAL_MS) void this.#read(entry);
+    if (this.#sinceRead(entry) >= MIN_INTERVAL_MS) void this.#read(entry);
   }
 
   /**
-   * Records the engine that an answer of a prefill instance names. Where it is another one than was
-   * read, it is read again, and the promise resolves when that has ended; undefined where nothing
-   * is to be waited for.
+   * Records the engine that an answer names. The side channel of a new one is read, and the promise
+   * resolves after that.
    */
   answered(instance: Instance, engine: AnsweredEngine): Promise<void> | undefined {
     const entry = this.#entryOf(instance);
@@ -138,45 +128,42 @@ export class Pairing {
       this.#adopt(entry, known);
       return undefined;
     }
+    const isDue = this.#sinceRead(entry) >= entry.delayMs;
     if (facts === undefined) {
-      if (this.#options.clock.now() - entry.readAtMs >= entry.delayMs) void this.#read(entry);
+      if (isDue) void this.#read(entry);
       return undefined;
     }
     entry.stale = true;
     this.#changed();
-    // A side channel that was just not to be read would hold up each request.
+    // A failing side channel would delay each request.
     const hasFailed = entry.error !== undefined && entry.reading === undefined;
-    if (hasFailed && this.#options.clock.now() - entry.readAtMs < entry.delayMs) return undefined;
-    return this.#read(entry);
+    return hasFailed && !isDue ? undefined : this.#read(entry);
   }
 
   /**
-   * For a decode leg with the KV of a prefill instance: where it is not known which engines all
-   * decode instances have that fitted it, they are read. Resolves when that has ended; undefined
-   * where nothing is to be waited for.
+   * Before a decode leg with a prefill instance's KV, reads fitting decode instances with an
+   * unknown engine.
    */
   certain(prefill: Instance): Promise<unknown> | undefined {
     this.#update();
     const kind = this.#entryOf(prefill)?.kind;
-    const fitting: Entry[] = [];
-    for (const { entries } of fittingKinds(kind)) {
-      for (const entry of entries) {
-        if (entry.instance.draining) continue;
-        if (!entry.isUnsure) return undefined;
-        fitting.push(entry);
-      }
-    }
-    // One that does not even refuse connections would hold up each request.
-    const readable = fitting.filter(({ error }) => error?.code !== "KV_SIDE_CHANNEL_TIMEOUT");
+    const isSure = ({ instance, isUnsure }: Entry) => !instance.draining && !isUnsure;
+    if (fitsAny(kind, isSure)) return undefined;
+    // An instance that only times out would delay each request.
+    const readable = fittingKinds(kind)
+      .flatMap(({ entries }) => [...entries])
+      .filter(
+        ({ instance, error }) => !instance.draining && error?.code !== "KV_SIDE_CHANNEL_TIMEOUT",
+      );
     return readable.length === 0
       ? undefined
       : Promise.all(readable.map((entry) => this.#read(entry)));
   }
 
   /**
-   * Whether an instance still has the engine `engineId`. Where it may have been restarted, its side
-   * channel is read first. `unknown`: it was never read; `unreadable`: it is not readable now;
-   * `shared`: another instance has the same id, and peers may read its blocks instead.
+   * Whether an instance still has the engine `engineId`, which is read again after a possible
+   * restart. `unknown`: it was never read; `unreadable`: it is not readable now; `shared`: another
+   * instance has the id, and peers may read its blocks instead.
    */
   async hasEngine(instance: Instance, engineId: string): Promise<HasEngine> {
     const entry = this.#entryOf(instance);
@@ -189,18 +176,14 @@ export class Pairing {
   }
 
   async settled(): Promise<void> {
-    for (;;) {
-      const readings = this.#all().flatMap(({ reading }) =>
-        reading === undefined ? [] : [reading],
-      );
-      if (readings.length === 0) return;
-      await Promise.all(readings);
-    }
+    const isReading = ({ reading }: Entry) => reading !== undefined;
+    for (let left = this.#all(); left.some(isReading); left = this.#all())
+      await Promise.all(left.map(({ reading }) => reading));
   }
 
   /**
-   * Those of `instances` that may serve with `partner`, in groups: a later group is for requests
-   * that no instance of the groups before it takes.
+   * Groups of `instances` that may serve with `partner`. A later group is for requests that no
+   * earlier one takes.
    */
   *choices<T extends PairedInstance>(
     instances: readonly T[],
@@ -226,10 +209,7 @@ export class Pairing {
     yield withPartner(({ instance }) => !instance.draining).all;
   }
 
-  /**
-   * Whether two instances of different roles fit, as far as neither may have been restarted since
-   * it was read.
-   */
+  /** False if either may have restarted unread. */
   fits(one: Instance, other: Instance): boolean {
     this.#update();
     const [own, partner] = [this.#entryOf(one), this.#entryOf(other)];
@@ -242,12 +222,10 @@ export class Pairing {
     return this.#hasPair(({ instance }) => instance.available());
   }
 
-  /** Whether a prefill instance besides `instance` has an available partner. */
   hasOther(instance: Instance): boolean {
     return this.#hasPair((entry) => entry.instance !== instance && isReady(entry));
   }
 
-  /** Why no instance of `role`, or none of `among`, fits `partner`; undefined where one does. */
   refusal(role: Role, partner: Partner, among?: readonly Instance[]): string | undefined {
     this.#update();
     const isAmong = ({ instance }: Entry) =>
@@ -257,13 +235,10 @@ export class Pairing {
     return refusalText(this.#kinds.of(role), isAmong, isPartner);
   }
 
-  /**
-   * Bytes of KV in the blocks that an answer of a prefill instance names (`remote_block_ids`), on
-   * all of its ranks; undefined where they are not known.
-   */
+  /** Bytes of `remote_block_ids`; undefined if unknown. */
   kvBytes(instance: Instance, blockIds: unknown): number | undefined {
     const facts = this.#entryOf(instance)?.facts;
-    return facts === undefined ? undefined : kvBytesOf(facts, blockIds);
+    return facts && kvBytesOf(facts, blockIds);
   }
 
   status(instance: Instance): PairingStatus | null {
@@ -296,11 +271,8 @@ export class Pairing {
   }
 
   #ofKinds<T extends PairedInstance>(instances: readonly T[], kinds: readonly Kind[]): Fitting<T> {
-    let known = this.#fitting.get(instances);
-    if (known === undefined) {
-      known = new Map();
-      this.#fitting.set(instances, known);
-    }
+    const known = this.#fitting.get(instances) ?? new Map<string, Fitting>();
+    this.#fitting.set(instances, known);
     const key = kinds.map(({ id }) => id).join();
     const found = known.get(key) as Fitting<T> | undefined;
     if (found !== undefined) return found;
@@ -316,14 +288,14 @@ export class Pairing {
     if (entry.facts === undefined || entry.stale) return;
     entry.stale = true;
     this.#changed();
-    this.#readLater(
-      entry,
-      Math.max(0, entry.readAtMs + MIN_INTERVAL_MS - this.#options.clock.now()),
-    );
+    this.#readLater(entry, Math.max(0, MIN_INTERVAL_MS - this.#sinceRead(entry)));
+  }
+
+  #sinceRead({ readAtMs }: Entry): number {
+    return this.#options.clock.now() - readAtMs;
   }
 
   #read(entry: Entry): Promise<void> {
-    // From now on it is unsure.
     if (entry.facts === undefined) this.#changed();
     entry.reading ??= this.#readOnce(entry).finally(() => {
       entry.reading = undefined;
@@ -336,32 +308,23 @@ export class Pairing {
   async #readOnce(entry: Entry): Promise<void> {
     const { clock, timeoutMs, get, refreshMs } = this.#options;
     const sideChannel = this.#sideChannel;
+    const { signal } = this.#closing;
     const { instance, address } = entry;
-    if (address === undefined || this.#closing.signal.aborted) return;
+    if (address === undefined || signal.aborted) return;
     entry.timer?.cancel();
     entry.readAtMs = clock.now();
     try {
-      const signal = this.#closing.signal;
-      const facts = await readEngineFacts({
-        instance,
-        address,
-        sideChannel,
-        get,
-        timeoutMs,
-        signal,
-      });
+      const reading = { instance, address, sideChannel, get, timeoutMs, signal };
+      const facts = await readEngineFacts(reading);
       requireAnsweredEngine(entry, facts, address);
       entry.error = undefined;
       entry.delayMs = FIRST_RETRY_MS;
       this.#adopt(entry, facts);
       this.#readLater(entry, refreshMs);
     } catch (thrown) {
-      if (this.#closing.signal.aborted) return;
-      entry.error = KvError.from(
-        thrown,
-        "KV_WIRE_MALFORMED",
-        "the side channel's answer cannot be read",
-      );
+      if (signal.aborted) return;
+      const what = "the side channel's answer cannot be read";
+      entry.error = KvError.from(thrown, "KV_WIRE_MALFORMED", what);
       this.#readLater(entry, entry.delayMs);
       entry.delayMs = Math.min(2 * entry.delayMs, MAX_RETRY_MS);
     }
@@ -378,7 +341,6 @@ export class Pairing {
     this.#changed(entry);
   }
 
-  /** `entry`: one that may fit others than before. */
   #changed(entry?: Entry): void {
     if (entry !== undefined) this.#toCheck.add(entry);
     if (this.#isCurrent) queueMicrotask(() => this.#update());
@@ -391,7 +353,6 @@ export class Pairing {
     this.#fitting = new WeakMap();
     for (const entry of this.#toCheck) this.#check(entry);
     this.#toCheck.clear();
-    // What is still being read may fit.
     if (this.#all().some(({ facts, reading }) => facts === undefined && reading !== undefined))
       return;
     for (const entry of this.#toReport)

@@ -9,23 +9,20 @@ import { type CheckedSide, checkedSide, type VllmLimit, vllmLimitOf } from "@kv/
 import { type AgentMetadata, describedVersion, NEWEST_VLLM_VERSION } from "@kv/protocol";
 import { handshakeTargetRanks } from "@kv/topology";
 
-/** Two engines, each by the metadata of its rank (0, 0), and what handshakes do not carry. */
+/** Two engines, by the metadata of their ranks (0, 0), and what handshakes do not carry. */
 export interface PairToPlan {
   readonly prefill: AgentMetadata;
   readonly decode: AgentMetadata;
   readonly prefillTp: number;
   readonly decodeTp: number;
-  /** KV heads of the model; ignored for MLA. */
+  /** Ignored for MLA. */
   readonly numKvHeads: number;
   readonly groups: readonly KvCacheKind[];
-  /**
-   * Type of the cache as vLLM names it, where it is known; vLLM can split the blocks of "auto" by
-   * head. @default "auto"
-   */
+  /** vLLM's name of the cache's type; vLLM can split blocks of "auto" by head. @default "auto" */
   readonly cacheDtype?: string | undefined;
 }
 
-/** Whether the engine's attention is MLA, by the name of its backend. */
+/** Decides by the name of the attention's backend. */
 export function hasMla({ attentionBackend }: AgentMetadata): boolean {
   return attentionBackend.includes("MLA");
 }
@@ -36,8 +33,8 @@ export function hasStates({ ssmSizes }: AgentMetadata): boolean {
 }
 
 /**
- * The kinds of `count` KV cache groups. Kinds are not on the wire: every group counts as attention,
- * MLA by the backend's name.
+ * Kinds of `count` KV cache groups. They are not on the wire, so all count as attention, or MLA by
+ * the backend's name.
  */
 export function assumedGroups(metadata: AgentMetadata, count?: number): readonly KvCacheKind[] {
   const groups =
@@ -45,10 +42,7 @@ export function assumedGroups(metadata: AgentMetadata, count?: number): readonly
   return Array.from({ length: groups }, () => (hasMla(metadata) ? "mla" : "full"));
 }
 
-/**
- * A rank's memory as `@kv/plan` describes it. Fields that older servers do not announce get vLLM's
- * defaults.
- */
+/** A rank's memory for `@kv/plan`. Fields that older servers lack get vLLM's defaults. */
 export function rankGeometry(
   metadata: AgentMetadata,
   rank: { tpRank: number; tpSize: number },
@@ -79,8 +73,8 @@ export function rankGeometry(
 }
 
 /**
- * The transfer plan of each rank in `decodeRanks` (default: all), where every rank of an engine is
- * like its rank (0, 0).
+ * The transfer plan of each rank in `decodeRanks` (default: all), where all ranks equal rank (0,
+ * 0).
  *
  * @throws those of `buildEngineTransferPlan`.
  */
@@ -102,27 +96,19 @@ export function planRanks(
   });
 }
 
-/** All conversions that a decode engine may be able to do after a receive. */
+/** All conversions of a decode engine after a receive. */
 export const CONVERSIONS: readonly ReceiveConversion[] = ["attention-order", "hnd-to-nhd"];
 
-/** The sides of a pair that are vLLM, and how KV is moved. */
 interface VllmSides {
-  /** P writes. */
   readonly isPush: boolean;
-  /**
-   * One of the engines is vLLM, or both are. Engines of this project push to blocks of any size.
-   */
+  /** Engines of this project push to blocks of any size. */
   readonly hasVllm: boolean;
   readonly decodeIsVllm: boolean;
-  /** The prefill engine is vLLM; in push it checks decode too. */
   readonly prefillIsVllm: boolean;
   readonly decodeVersion: string | undefined;
 }
 
-/**
- * Why vLLM (0.33, unless its version says otherwise) cannot serve a pair that has a plan; undefined
- * where it can.
- */
+/** Why vLLM (0.33, or its stated version) cannot serve a pair with a plan; else undefined. */
 export function vllmLimit(
   pair: PairToPlan,
   { isPush, hasVllm, decodeIsVllm, prefillIsVllm, decodeVersion }: VllmSides,
@@ -136,8 +122,8 @@ export function vllmLimit(
     return { factor: "block_size", prefill: sizes[0], decode: sizes[1], text, fix };
   }
   const backends = [prefill.attentionBackend, decode.attentionBackend] as const;
-  // Its worker repacks after the handshake of a heartbeat. That of a registration
-  // (`notif_agents_only` in `nixl/push_worker.py`) may come first.
+  // Its worker repacks after a heartbeat's handshake, but a registration's (`notif_agents_only` in
+  // `nixl/push_worker.py`) may come first.
   if (
     isPush &&
     decodeIsVllm &&
@@ -154,14 +140,12 @@ export function vllmLimit(
     const fix = "give both the same --block-size, or upgrade to vLLM 0.32";
     return { factor: "block_size", prefill: sizes[0], decode: sizes[1], text, fix };
   }
-  // In push both sides check the other.
   const asked = decodeIsVllm ? limitOf(pair, isPush, "decode", decodeVersion) : undefined;
   return (
     asked ?? (isPush && prefillIsVllm ? limitOf(pair, isPush, "prefill", undefined) : undefined)
   );
 }
 
-/** What the vLLM on one side says of the other, where a plan does not say it. */
 function limitOf(
   { prefill, decode, prefillTp, decodeTp, numKvHeads, groups, cacheDtype = "auto" }: PairToPlan,
   isPush: boolean,
@@ -186,10 +170,7 @@ function limitOf(
   );
 }
 
-/**
- * What vLLM reads of an engine beside the geometry of a rank. Where names are absent, vLLM compares
- * none.
- */
+/** vLLM does not compare absent names. */
 function sideOf(metadata: AgentMetadata, tpSize: number): CheckedSide {
   const {
     engineId,

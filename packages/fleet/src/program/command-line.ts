@@ -4,21 +4,17 @@ import { z } from "zod";
 import { parseSettings, readJsonFile } from "../settings/fleet-settings.js";
 import { type Setting, settingsIn, withoutDefault } from "../settings/settings-table.js";
 
-/**
- * A program whose flags follow from two schemas: of its configuration file, and of what only a
- * command line has.
- */
+/** A program whose flags follow from two schemas: of its configuration file, and of flags alone. */
 export interface CommandLine<File extends z.ZodObject, Flags extends z.ZodObject> {
   readonly name: string;
   readonly description: string;
-  /** `import.meta.url` of a module of its package. */
+  /** `import.meta.url` of a module in the program's package. */
   readonly module: string;
   readonly readme: string;
   readonly file: File;
   readonly flags: Flags;
 }
 
-/** What a command line gives. */
 export interface Given<File extends z.ZodObject, Flags extends z.ZodObject> {
   readonly given: z.input<File>;
   readonly inFile: z.input<File>;
@@ -49,7 +45,6 @@ function optionOf(flag: string, { description, heading, type, choices, usual }: 
   const isShown = usual !== undefined && usual !== "false";
   const option = new Option(flag, isShown ? `${description} (default: ${usual})` : description);
   if (heading !== undefined) option.helpGroup(`${heading}:`);
-  // A value that may be left out.
   if (option.optional) option.preset("true");
   if (choices !== undefined) option.choices(choices);
   const value = type instanceof z.ZodArray ? withoutDefault(type.element) : type;
@@ -61,8 +56,8 @@ function optionOf(flag: string, { description, heading, type, choices, usual }: 
 /**
  * Parses the arguments after the program's name, and the file of `--config`.
  *
- * @throws `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the file's name; commander exits
- * with a message for an unknown flag.
+ * @throws `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, with the file's name. commander exits for
+ * an unknown flag.
  */
 export function readCommandLine<File extends z.ZodObject, Flags extends z.ZodObject>(
   program: CommandLine<File, Flags>,
@@ -76,7 +71,7 @@ export function readCommandLine<File extends z.ZodObject, Flags extends z.ZodObj
     for (const { flag, path, type } of settingsIn(schema)) {
       const value = flag === undefined ? undefined : values[new Option(flag).attributeName()];
       if (value === undefined) continue;
-      // A flag without a value stands for an object with its defaults.
+      // A flag without a value means an object with its defaults.
       const inner: unknown = type instanceof z.ZodObject ? {} : value;
       all = merged(all, path.reduceRight((member, name) => ({ [name]: member }), inner) as object);
     }
@@ -95,7 +90,7 @@ export function readCommandLine<File extends z.ZodObject, Flags extends z.ZodObj
 /**
  * Reads a configuration file.
  *
- * @throws `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the file's name.
+ * @throws `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, with the file's name.
  */
 export function readConfigFile<File extends z.ZodObject>(
   { file, readme }: Pick<CommandLine<File, z.ZodObject>, "file" | "readme">,
@@ -108,10 +103,7 @@ export function readConfigFile<File extends z.ZodObject>(
   return settings as z.input<File>;
 }
 
-/**
- * The members of `over` that are not undefined in place of those of `under`, recursively; lists are
- * replaced.
- */
+/** Puts defined members of `over` over those of `under`, recursively; lists are replaced. */
 export function merged<Under extends object, Over extends object>(
   under: Under,
   over: Over,

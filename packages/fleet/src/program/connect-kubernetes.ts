@@ -2,8 +2,8 @@ import type { Discovery } from "../discovery/discovery.js";
 import type { FleetSettings } from "../settings/fleet-settings.js";
 
 /**
- * The discovery of the setting `discovery.kubernetes`, for `createDiscovery`; undefined where it is
- * not set. Kubernetes is read with a package of its own, which is loaded only here.
+ * The discovery of the setting `discovery.kubernetes`, for `createDiscovery`. Loads its package
+ * lazily.
  *
  * @throws those of `kubernetesDiscovery`.
  */

@@ -12,7 +12,7 @@ const texts = z.array(z.string()).optional();
 const numbers = z.array(z.number()).optional();
 const ports = z.array(z.number().max(65_535)).optional();
 
-/** The flags that all programs in front of P and D have, and that are no settings. */
+/** Flags of all front ends that are no settings. */
 export const fleetFlags = z.object({
   config: setting(z.string().optional())`--config <file>: read settings from a JSON file (see
       schema/config.json); flags override it`,
@@ -56,14 +56,13 @@ export const fleetFlags = z.object({
   }),
 });
 
-/** The values of `fleetFlags`, and of `--prefill-engine-id` where the program has it. */
+/** Only some programs have `--prefill-engine-id`. */
 export type FleetFlags = z.output<typeof fleetFlags> & {
   readonly prefillEngineId?: string[] | undefined;
 };
 
 /**
- * The settings of `given`, with what `fleetFlags` say of all instances of a role. `urls`: the
- * instances, where other flags name some too.
+ * Applies `fleetFlags` to all instances of a role in `given`, and to `urls` of other flags.
  *
  * @throws `KV_CONFIG_INVALID` for lists that do not go together.
  */
@@ -89,9 +88,9 @@ export function withFleetFlags<Given extends FleetSettingsInput>(
 }
 
 /**
- * Checks that instances of both roles are given.
+ * Checks that both roles have instances.
  *
- * @throws `KV_CONFIG_INVALID` where a role has no instance, and no discovery could find one.
+ * @throws `KV_CONFIG_INVALID` if a role has no instance and there is no discovery.
  */
 export function requireInstances({ prefillers, decoders, discovery }: FleetSettingsInput): void {
   for (const [role, list = []] of [
@@ -115,10 +114,7 @@ const ENGINE_FLAGS = {
   ppSize: "pp-size",
 } as const;
 
-/**
- * Adds each instance's engine, in their order. A flag with one value applies to all instances,
- * except `--prefill-engine-id`.
- */
+/** A single value applies to all instances, except of `--prefill-engine-id`. */
 function withEngines(
   role: Role,
   urls: Instances,

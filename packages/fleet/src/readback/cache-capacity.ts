@@ -1,18 +1,15 @@
 import { type Clock, KvError, type Log } from "@kv/interface";
 import type { Instance } from "../instances/instance.js";
-import { Deadline } from "../request/deadline.js";
-import type { Upstream } from "../upstream/upstream.js";
+import { instanceGet, type Upstream } from "../upstream/upstream.js";
 
 /** The KV cache of an instance. */
 export interface CacheCapacity {
   readonly blocks: number;
-  /** Tokens in a block. */
   readonly blockTokens: number;
 }
 
 const TIMEOUT_MS = 3000;
 const MAX_METRICS_BYTES = 4 * 1024 * 1024;
-/** An instance whose metrics could not be read is asked again after this. */
 const ASK_AGAIN_MS = 30_000;
 
 interface Reading {
@@ -21,10 +18,7 @@ interface Reading {
   readonly capacity: Promise<CacheCapacity | undefined>;
 }
 
-/**
- * The size of instances' caches, from `vllm:cache_config_info` of their metrics. Read once for each
- * engine.
- */
+/** Sizes of instances' caches, from `vllm:cache_config_info`, read once per engine. */
 export class CacheCapacities {
   readonly #options: { readonly upstream: Upstream; readonly clock: Clock; readonly log: Log };
   readonly #readings = new WeakMap<Instance, Reading>();
@@ -33,15 +27,12 @@ export class CacheCapacities {
     this.#options = options;
   }
 
-  /** Reads the cache of an instance that is about to answer, so that `of` has it at once. */
+  /** Reads early, so that `of` answers at once. */
   expect(instance: Instance): void {
     if (!this.#readings.has(instance)) void this.#begin(instance, undefined);
   }
 
-  /**
-   * The cache of the engine that an instance has; undefined where its metrics do not say it. Never
-   * rejects.
-   */
+  /** Undefined if the metrics do not say it. Never rejects. */
   async of(instance: Instance, engineId: string): Promise<CacheCapacity | undefined> {
     const { clock } = this.#options;
     const known = this.#readings.get(instance);
@@ -61,28 +52,15 @@ export class CacheCapacities {
 
   async #read({ role, url, dataParallelRank }: Instance): Promise<CacheCapacity | undefined> {
     const { upstream, clock, log } = this.#options;
-    const deadline = new Deadline({ clock, requestMs: TIMEOUT_MS });
+    const get = instanceGet(upstream, clock, MAX_METRICS_BYTES);
     let reason = "it has no vllm:cache_config_info with num_gpu_blocks and block_size";
     try {
-      const request = {
-        role,
-        url,
-        method: "GET",
-        path: "/metrics",
-        headers: {},
-        abort: deadline,
-      } as const;
-      const answer = await upstream.send(request);
-      const { bytes } = await answer.body.readLimited(MAX_METRICS_BYTES);
-      answer.discard();
-      const capacity =
-        answer.status === 200 ? capacityIn(bytes.toString(), dataParallelRank) : undefined;
+      const { status, body } = await get({ role, url, path: "/metrics", timeoutMs: TIMEOUT_MS });
+      const capacity = status === 200 ? capacityIn(body, dataParallelRank) : undefined;
       if (capacity !== undefined) return capacity;
-      if (answer.status !== 200) reason = `the status is ${answer.status}`;
+      if (status !== 200) reason = `the status is ${status}`;
     } catch (error) {
-      reason = KvError.from(deadline.reasonOr(error), "KV_INTERNAL", "failed").message;
-    } finally {
-      deadline.close();
+      reason = KvError.from(error, "KV_INTERNAL", "failed").message;
     }
     const hint = "without the size of its cache no KV is kept there for further turns";
     log.warn("cache-size-unknown", { instance: url, reason: `GET /metrics: ${reason}`, hint });
@@ -90,7 +68,6 @@ export class CacheCapacities {
   }
 }
 
-/** Reads the line of the rank, else the first. */
 function capacityIn(metrics: string, rank: number | undefined): CacheCapacity | undefined {
   const lines = [...metrics.matchAll(/^vllm:cache_config_info\{(.*)\}/gm)].map(
     ([, labels = ""]) => labels,
@@ -101,7 +78,6 @@ function capacityIn(metrics: string, rank: number | undefined): CacheCapacity | 
   return blocks === undefined || blockTokens === undefined ? undefined : { blocks, blockTokens };
 }
 
-/** A label that is a whole number above 0, or the rank 0. */
 function labelOf(labels: string, name: string): number | undefined {
   const text = new RegExp(`(?:^|,)${name}="([0-9]{1,12})"`).exec(labels)?.[1];
   return text === undefined ? undefined : Number(text);

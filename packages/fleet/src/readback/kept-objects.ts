@@ -1,7 +1,7 @@
 import type { Clock } from "@kv/interface";
 import type { KvObject } from "./kv-object.js";
 
-/** An object of a D with what finds it. */
+/** A D's object and its keys. */
 export interface KeptObject extends KvObject {
   readonly server: string;
   readonly model: unknown;
@@ -12,33 +12,28 @@ export interface KeptObject extends KvObject {
   readonly bytes: number | undefined;
 }
 
-/** What `KeptObjects.keep` has done. */
+/** The result of `KeptObjects.keep`. */
 export interface KeepAnswer {
-  /** False: there is no room for it in the budget, and the caller has D free it. */
+  /** False if it exceeds the budget; the caller then has D free it. */
   readonly kept: boolean;
   readonly release: readonly KeptObject[];
   readonly expired: readonly KeptObject[];
 }
 
-/** What `KeptObjects.find` has found. */
+/** The result of `KeptObjects.find`. */
 export interface FoundLengths {
-  /**
-   * For each chunk that objects begin with, from the last to the first, their numbers of tokens.
-   */
+  /** For each chunk that objects begin with, last chunk first: their lengths in tokens. */
   readonly tokens: readonly (readonly number[])[];
-  /**
-   * D's that hold more for further turns than they should: no request goes there that another D can
-   * take.
-   */
+  /** D's that hold too much. Requests avoid them. */
   readonly crowded: readonly string[];
   readonly expired: readonly KeptObject[];
 }
 
-/** What is pinned at one D, as JSON for `/status`. */
+/** What is pinned at one D, for `/status`. */
 export interface PinnedStatus {
   readonly server: string;
   readonly objects: number;
-  /** Blocks that it holds for them; those that are being read or freed count too. */
+  /** Includes objects that are being read or freed. */
   readonly blocks: number;
   readonly bytes: number;
   readonly budget_blocks: number;
@@ -53,42 +48,36 @@ interface Entry {
   state: State;
 }
 
-/** Longer than a release takes. D frees what has expired by itself. */
+/** Longer than a release. D itself frees expired objects. */
 const FREED_BY_D_MS = 10_000;
-/** More begins than one prompt has of conversations. */
 const MAX_LENGTHS = 1024;
 
 /**
- * The objects of D's, each used at most once: by `claim` it goes to one caller, and is gone for all
- * others. What is pinned at a D stays below a budget: the object that waits for longest is given
- * back first. All methods are synchronous, so that one process is one place where objects are
- * claimed.
+ * D's objects, each claimed by at most one caller. Above a D's budget, the object that waited
+ * longest is released. All methods are synchronous, so claims in one process cannot race.
  */
 export class KeptObjects {
   readonly #clock: Clock;
   readonly #ttlMs: number;
-  /** By engine and request id, in the order in which they were kept. */
   readonly #entries = new Map<string, Entry>();
   readonly #byDigest = new Map<string, Set<Entry>>();
-  /** By chunk, how many kept objects have so many tokens. */
   readonly #lengths = new Map<string, Map<number, number>>();
   readonly #servers = new Map<string, PinnedBlocks>();
 
-  /** `ttlMs`: how long D surely holds an object. */
+  /** D surely holds an object for `ttlMs`. */
   constructor({ clock, ttlMs }: { readonly clock: Clock; readonly ttlMs: number }) {
     this.#clock = clock;
     this.#ttlMs = ttlMs;
   }
 
   /**
-   * Keeps an object that D has just answered. `budget`: the most blocks that objects may pin at
-   * this D. Objects of another engine under the D's name, or of an older generation, are forgotten:
-   * their blocks are gone.
+   * Keeps an object that D has just answered, within a `budget` of blocks. Forgets the D's objects
+   * of another engine or generation, whose blocks are gone.
    */
   keep(object: KeptObject, budget: number): KeepAnswer {
     const expired = this.#expire();
     if (this.#entries.has(keyOf(object))) {
-      // The same id twice: which of both holds the blocks is not known, so neither is used.
+      // Which of two objects with one id holds the blocks is unknown.
       this.ended(object);
       return { kept: false, release: [], expired };
     }
@@ -102,13 +91,14 @@ export class KeptObjects {
     const pins = this.#pinsOf(object.server);
     pins.budget = budget;
     const release: KeptObject[] = [];
+    const fits = () => pins.kept.size + pins.claimed.size + object.blocks.length <= budget;
     for (const other of this.#entries.values()) {
-      if (pins.kept.size + pins.claimed.size + object.blocks.length <= budget) break;
+      if (fits()) break;
       if (other.object.server !== object.server || other.state !== "kept") continue;
       this.#move(other, "releasing");
       release.push(other.object);
     }
-    const kept = pins.kept.size + pins.claimed.size + object.blocks.length <= budget;
+    const kept = fits();
     if (!kept) entry.state = "releasing";
     this.#entries.set(keyOf(object), entry);
     pins[entry.state].add(object);
@@ -116,9 +106,6 @@ export class KeptObjects {
     return { kept, release, expired };
   }
 
-  /**
-   * Finds the numbers of tokens that kept objects have, which begin with one of a prompt's chunks.
-   */
   find(chunks: readonly string[]): FoundLengths {
     const expired = this.#expire();
     const tokens: number[][] = [];
@@ -135,10 +122,7 @@ export class KeptObjects {
     return { tokens, crowded, expired };
   }
 
-  /**
-   * Gives an object with the first of `digests` that one has, to this caller alone; undefined where
-   * none has one.
-   */
+  /** Claims an object for the first of `digests` that has one. */
   claim(digests: readonly string[]): KeptObject | undefined {
     const entry = this.#first(digests);
     if (entry !== undefined) this.#move(entry, "claimed");
@@ -162,13 +146,12 @@ export class KeptObjects {
     if (entry?.state === "claimed") this.#move(entry, "kept");
   }
 
-  /** The object is being freed at D. It counts as pinned until `ended`. */
+  /** It stays pinned until `ended`. */
   releasing(object: KvObject): void {
     const entry = this.#entries.get(keyOf(object));
     if (entry !== undefined) this.#move(entry, "releasing");
   }
 
-  /** D holds nothing for the object any more. */
   ended(object: KvObject): void {
     const entry = this.#entries.get(keyOf(object));
     if (entry === undefined) return;
@@ -196,10 +179,6 @@ export class KeptObjects {
     }));
   }
 
-  /**
-   * Forgets what has expired. Returns the objects that D may still hold and that nobody has
-   * claimed.
-   */
   #expire(): readonly KeptObject[] {
     const nowMs = this.#clock.now();
     const expired: KeptObject[] = [];
@@ -255,7 +234,6 @@ function keyOf({ engineId, requestId }: KvObject): string {
   return `${engineId}\n${requestId}`;
 }
 
-/** What is pinned at one D, by the state of its objects. */
 class PinnedBlocks {
   readonly kept = new BlockCounts();
   readonly claimed = new BlockCounts();
@@ -267,10 +245,7 @@ class PinnedBlocks {
   }
 }
 
-/**
- * Blocks of several objects, which may share some: D's prefix cache gives equal begins the same
- * blocks.
- */
+/** Counts blocks once: D's prefix cache shares them between equal prefixes. */
 class BlockCounts {
   readonly #counts = new Map<number, number>();
   objects = 0;

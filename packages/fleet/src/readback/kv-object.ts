@@ -1,39 +1,37 @@
 import { KvError } from "@kv/interface";
 import { checkRemotePrefillParams } from "@kv/protocol";
 
-/** What a D has answered about the KV of a finished request, from where a P can read it. */
+/** KV of a finished request that a P can read from a D. */
 export interface KvObject {
-  /** The `kv_transfer_params` as D wrote them (JSON text). */
+  /** D's `kv_transfer_params` (JSON text). */
   readonly params: string;
   readonly engineId: string;
-  /** D's id of the request; no other request of the engine has it. */
+  /** Unique in the engine. */
   readonly requestId: string;
   readonly generation: number;
-  /** Tokens whose KV D holds, from the first of the prompt. */
+  /** Length of the prefix whose KV D holds. */
   readonly tokens: number;
   readonly blocks: readonly number[];
   readonly tpSize: number;
   /**
-   * Over so many of D's ranks a block is spread, with decode context parallelism: it has as many
-   * times the tokens of a block of its cache.
+   * D's decode context parallel ranks: a block has this many times the tokens of a block in one
+   * cache.
    */
   readonly dcpSize: number;
-  /**
-   * D is an engine of this project: it compares what a P of this project reads with its own tokens.
-   */
+  /** D is an engine of this project, which checks the tokens that this project's P reads. */
   readonly isKv: boolean;
 }
 
-/** The longest object: that of a context of millions of tokens in blocks of 16. */
+/** Enough for millions of tokens in blocks of 16. */
 const MAX_PARAMS_LENGTH = 8 * 1024 * 1024;
 
 /**
  * Reads the `kv_transfer_params` (JSON text) of a D that keeps a finished request's blocks (vLLM
- * 0.33 with `bidirectional_kv_xfer`). Undefined where they name nothing to read.
+ * 0.33 with `bidirectional_kv_xfer`). Undefined when there is nothing to read.
  *
- * @throws `KV_REQUEST_INVALID` for an object that must not be used: a member is wrong, or it is of
- * a kind for which reading back is not proven (several groups of layers, pipeline parallel engines,
- * a context parallel engine of vLLM, no end of the lease).
+ * @throws `KV_REQUEST_INVALID` for a wrong member, and where reading back is not proven (several
+ * groups of layers, pipeline parallel engines, a context parallel engine of vLLM, no end of the
+ * lease).
  */
 export function readKvObject(params: string): KvObject | undefined {
   if (params.length > MAX_PARAMS_LENGTH) throw unusable(`it has ${params.length} characters`);
@@ -53,7 +51,7 @@ export function readKvObject(params: string): KvObject | undefined {
   } = fields;
   if (typeof tokens !== "number" || !Number.isSafeInteger(tokens) || tokens < 1)
     throw unusable(`remote_num_tokens is ${JSON.stringify(tokens)}`);
-  // Without it, P would not see that the blocks have been used anew.
+  // P would not notice that the blocks are in use again.
   if (typeof expiry !== "number") throw unusable("it has no remote_blocks_expiry_time");
   const isKv = fields.kv_peer != null;
   const { pp_size: ppSize = 1, dcp_size: dcpSize = 1 } = fields;

@@ -1,11 +1,10 @@
 import { hash } from "node:crypto";
 
-/** Token ids in a chunk: each chunk has a digest, by which the begins of a prompt are found. */
+/** Token ids per chunk. */
 const CHUNK = 256;
 
 /**
- * The digests of a conversation's token ids: of its whole chunks, and of any begin. Two with the
- * same digest have the same scope and the same ids.
+ * Digests of a conversation's whole chunks and prefixes. Equal digests mean equal scope and ids.
  */
 export class TurnDigests {
   readonly #ids: Int32Array;
@@ -23,7 +22,7 @@ export class TurnDigests {
     return this.#ids.length;
   }
 
-  /** The digests of the scope alone, of the first chunk, of the first two, and so on. */
+  /** Of the scope alone, the first chunk, the first two, and so on. */
   get chunks(): readonly string[] {
     return this.#chunks;
   }
@@ -32,7 +31,6 @@ export class TurnDigests {
     return this.#chunks[Math.floor(length / CHUNK)] ?? "";
   }
 
-  /** The digest of the first `length` ids, which is at most `this.length`. */
   of(length: number): string {
     const whole = Math.floor(length / CHUNK);
     return digestOf(`begin ${this.#chunks[whole]}`, this.#bytes(whole * CHUNK, length));

@@ -2,26 +2,22 @@ import { type Clock, KvError, type Timer } from "@kv/interface";
 
 const nothing = () => {};
 
-/**
- * An abort that creates an `AbortSignal` only when `signal` is read. Each leg of each request
- * listens for one, and hardly any reads the signal.
- */
+/** Creates an `AbortSignal` only when `signal` is read, which few legs do. */
 export class LazyAbort {
   #reason: KvError | undefined = undefined;
   #controller: AbortController | undefined = undefined;
-  #listeners: (() => void)[] | undefined = undefined;
+  #listeners: Set<() => void> | undefined = undefined;
 
-  /** Whether `abort` was called. */
   get aborted(): boolean {
     return this.#reason !== undefined;
   }
 
-  /** Undefined until it is aborted. */
+  /** Undefined until the abort. */
   get reason(): KvError | undefined {
     return this.#reason;
   }
 
-  /** For calls that take an `AbortSignal`. The signal's reason is `reason`. */
+  /** Its reason is `reason`. */
   get signal(): AbortSignal {
     if (this.#controller === undefined) {
       this.#controller = new AbortController();
@@ -31,20 +27,19 @@ export class LazyAbort {
   }
 
   /**
-   * Calls `listener` once, at the abort, or at once after it. Returns a function that removes the
-   * listener.
+   * Calls `listener` once, at the abort or at once after it. Returns a function that removes it.
    */
   onAbort(listener: () => void): () => void {
     if (this.#reason !== undefined) {
       listener();
       return nothing;
     }
-    this.#listeners ??= [];
-    this.#listeners.push(listener);
-    return () => this.#remove(listener);
+    this.#listeners ??= new Set();
+    this.#listeners.add(listener);
+    return () => void this.#listeners?.delete(listener);
   }
 
-  /** Aborts, unless that has happened already: the first reason stays. */
+  /** The first reason stays. */
   abort(reason: KvError): void {
     if (this.#reason !== undefined) return;
     this.#reason = reason;
@@ -53,31 +48,24 @@ export class LazyAbort {
     this.#listeners = undefined;
     for (const listener of listeners) listener();
   }
-
-  #remove(listener: () => void): void {
-    const at = this.#listeners?.indexOf(listener) ?? -1;
-    if (at !== -1) this.#listeners?.splice(at, 1);
-  }
 }
 
 export interface DeadlineOptions {
   readonly clock: Clock;
   /** Time limit of the whole request, in milliseconds; none by default. */
   readonly requestMs?: number | undefined;
-  /** Aborts this deadline when it aborts. */
+  /** Its abort aborts this deadline. */
   readonly parent?: LazyAbort | undefined;
 }
 
 /**
- * Phases begin and end by the thousand, and hardly one expires. So one timer is set for many phases
- * and checks at most this much later what is due; only a phase that expires before that sets
- * another.
+ * Few phases expire, so one timer checks for many at most this late. Only a phase that expires
+ * earlier sets another.
  */
 const MAX_TIMER_MS = 30_000;
 
 /**
- * The time limits of a request and of its present phase. It aborts when one of them expires, and by
- * `abort`: the client disconnects, or the proxy closes.
+ * Limits the time of a request and of its present phase. It aborts when one expires, or by `abort`.
  */
 export class Deadline extends LazyAbort {
   readonly #clock: Clock;
@@ -103,7 +91,7 @@ export class Deadline extends LazyAbort {
     this.#setTimer(this.#requestEndsAtMs, nowMs);
   }
 
-  /** Begins a phase, in place of the one before. `phase` names it in the error. */
+  /** `phase` names it in the error. */
   startPhase(phase: string, timeoutMs: number): void {
     if (this.#closed) return;
     const nowMs = this.#clock.now();
@@ -113,10 +101,9 @@ export class Deadline extends LazyAbort {
     this.#setTimer(this.#phaseEndsAtMs, nowMs);
   }
 
-  /** Ends the phase. Until the next one only the whole request has a time limit. */
   endPhase(): void {
     this.#phaseEndsAtMs = Number.POSITIVE_INFINITY;
-    // Forks are often not closed. The timer would keep a fork, and all its listeners, in memory.
+    // Unclosed forks are common. The timer would keep them and all listeners in memory.
     if (this.#requestEndsAtMs === Number.POSITIVE_INFINITY) this.#cancelTimer();
   }
 
@@ -125,12 +112,12 @@ export class Deadline extends LazyAbort {
     super.abort(reason);
   }
 
-  /** A deadline with phases of its own that aborts with this one at the latest. */
+  /** Has its own phases, and aborts with this one at the latest. */
   fork(): Deadline {
     return new Deadline({ clock: this.#clock, parent: this });
   }
 
-  /** The reason of the abort, else `error`: an error that an abort has caused does not say why. */
+  /** The reason of the abort, else `error`. An abort's error does not say why. */
   reasonOr(error: unknown): unknown {
     return this.reason ?? error;
   }
@@ -143,12 +130,10 @@ export class Deadline extends LazyAbort {
     this.#cancelTimer();
   }
 
-  /** As `close`. */
   [Symbol.dispose](): void {
     this.close();
   }
 
-  /** Makes sure that the timer runs at `atMs` at the latest. */
   #setTimer(atMs: number, nowMs: number): void {
     if (this.#closed || atMs === Number.POSITIVE_INFINITY) return;
     const waitMs = Math.min(Math.max(0, atMs - nowMs), MAX_TIMER_MS);
@@ -168,7 +153,6 @@ export class Deadline extends LazyAbort {
     this.#timer = undefined;
     this.#timerAtMs = Number.POSITIVE_INFINITY;
     const nowMs = this.#clock.now();
-    // A timer may run a fraction of a millisecond early.
     const dueMs = nowMs + 1;
     if (this.#phaseEndsAtMs <= dueMs) this.#expire(this.#phase, this.#phaseMs);
     else if (this.#requestEndsAtMs <= dueMs) this.#expire("the request", this.#requestMs);

@@ -3,66 +3,41 @@ import { AT_ONCE_BYTES, type LongMember, parseJsonPieces, shownValue, timesNamed
 import type { YieldingQueue } from "@kv/interface";
 import { KvError, type Random } from "@kv/interface";
 
-/** A path at which clients ask for generated text. The instances serve it under the same path. */
+/** A path for generated text, at the proxy and at instances. */
 export type Endpoint =
   | "/v1/completions"
   | "/v1/chat/completions"
   | "/v1/responses"
   | "/v1/messages";
 
-/**
- * What an answer contains about the prompt itself. A decode worker does not compute the prompt, so
- * the prompt's log probabilities are taken from the prefill answer. `prompt-logprobs`: the member
- * `prompt_logprobs`, in the choice (completions) or beside the choices (chat). `echo`: the prompt's
- * text and log probabilities before the choice's own (`echo` with `logprobs`, completions).
- * `prompt-only`: the prompt and nothing else (`echo` with `max_tokens` 0), which a prefill instance
- * answers alone.
- */
-export type PromptFields = "none" | "prompt-logprobs" | "echo" | "prompt-only";
-
 /** The part of a client's request that routing strategies read. */
 export interface RoutedRequest {
-  /**
-   * The top-level members of the request's JSON body. A long list of token ids in `prompt` is an
-   * `Int32Array`.
-   */
+  /** The body's top-level members. A long list of token ids in `prompt` is an `Int32Array`. */
   readonly fields: Readonly<Record<string, unknown>>;
-  /**
-   * The token ids of the prompt, where an instance has rendered it. A prompt of token ids needs
-   * none.
-   */
+  /** The prompt's token ids as an instance rendered them. A prompt of token ids needs none. */
   readonly tokenIds?: ArrayLike<number> | undefined;
 }
 
-/**
- * A client's request for generated text, parsed as far as the proxy needs to split it into a
- * prefill and a decode leg.
- */
+/** A client's request for generated text, parsed as far as a split needs. */
 export interface GenerationRequest {
-  /** The path. */
   readonly endpoint: Endpoint;
-  /** The body as the client wrote it, without the members of `long`. */
+  /** As the client wrote it, without the members of `long`. */
   readonly text: string;
-  /** Of a long body, the members that are long. */
   readonly long: readonly LongMember[];
-  /** The body's top-level members. A long list of token ids in `prompt` is an `Int32Array`. */
   readonly fields: Readonly<Record<string, unknown>>;
-  /** What an answer contains about the prompt itself. */
-  readonly promptFields: PromptFields;
-  /** The token ids of the prompt. Whoever has an instance render it sets them. */
+  /** Its answer tells of the prompt, which one instance computes and answers alone. */
+  readonly asksAboutPrompt: boolean;
   tokenIds?: ArrayLike<number> | undefined;
-  /**
-   * Why prefill and decode cannot run on two instances without a wrong answer; undefined where they
-   * can.
-   */
+  /** Makes the `remote_kv_source` (JSON text) that a sidecar's request names, for the leg that computes the prompt. */
+  kvSource?: (() => string) | undefined;
+  /** Why two instances would answer wrongly; else undefined. */
   readonly disaggregationLimit: string | undefined;
 }
 
 type Fields = Readonly<Record<string, unknown>>;
 
-/** How a body was written, where it is passed on as it came. */
+/** The text of a body that is passed on unchanged. */
 export interface WrittenBody {
-  /** The body, or the part of it that has its short members. */
   readonly text: string;
   /** Top-level members that occur again outside of `text`. */
   readonly repeated?: ReadonlySet<string> | undefined;
@@ -71,7 +46,7 @@ export interface WrittenBody {
 const utf8 = new TextDecoder("utf-8", { fatal: true });
 
 /**
- * Parses a client's body. Most of what an engine itself refuses is left to the engine.
+ * Parses a client's body. It leaves most refusals to the engine.
  * @throws `KV_REQUEST_INVALID`.
  */
 export function parseGenerationRequest(endpoint: Endpoint, body: Uint8Array): GenerationRequest {
@@ -81,7 +56,7 @@ export function parseGenerationRequest(endpoint: Endpoint, body: Uint8Array): Ge
     text = utf8.decode(body);
     parsed = JSON.parse(text);
   } catch (cause) {
-    // V8's message repeats the begin of the text, which may be a prompt.
+    // V8's message repeats the text, which may be a prompt.
     const at = / at position (\d+)/.exec((cause as Error).message)?.[1];
     throw notJson(at === undefined ? "" : `, from character ${at} on`);
   }
@@ -89,8 +64,8 @@ export function parseGenerationRequest(endpoint: Endpoint, body: Uint8Array): Ge
 }
 
 /**
- * As `parseGenerationRequest`. A body above `AT_ONCE_BYTES` is parsed in steps of `parses`: its
- * prompt stays in bytes, and no leg encodes it again. It must have passed a `JsonScan`.
+ * As `parseGenerationRequest`, in steps of `parses` above `AT_ONCE_BYTES`. Long prompts stay in
+ * bytes. The body must have passed a `JsonScan`.
  */
 export async function parseRequestInSteps(
   endpoint: Endpoint,
@@ -105,7 +80,7 @@ export async function parseRequestInSteps(
 }
 
 /**
- * Checks a body that a decode instance gets as it came, for a route that it serves alone.
+ * Checks a body that passes unchanged to a decode instance.
  * @throws `KV_REQUEST_INVALID`.
  */
 export async function checkDecodeBody(body: Uint8Array, parses: YieldingQueue): Promise<void> {
@@ -136,15 +111,13 @@ function requestOf(
     text: written.text,
     long: written.long,
     fields,
-    promptFields: promptFieldsOf(endpoint, fields),
+    asksAboutPrompt: asksAboutPrompt(endpoint, fields),
     disaggregationLimit: disaggregationLimit(endpoint, fields),
     tokenIds: undefined,
   };
 }
 
-/**
- * The token ids of a prompt as its client has written them; undefined for a prompt of another form.
- */
+/** Token ids that the client wrote; else undefined. */
 export function writtenIds({ fields: { prompt } }: RoutedRequest) {
   if (prompt instanceof Int32Array) return prompt;
   return Array.isArray(prompt) && typeof prompt[0] === "number"
@@ -152,23 +125,25 @@ export function writtenIds({ fields: { prompt } }: RoutedRequest) {
     : undefined;
 }
 
-/**
- * The token ids of a prompt: as its client has written them, or as an instance has rendered it;
- * undefined where they are not known.
- */
+/** Token ids that the client wrote or an instance rendered; else undefined. */
 export function promptIds(request: RoutedRequest): ArrayLike<number> | undefined {
   return writtenIds(request) ?? request.tokenIds;
 }
 
-/** The body as it is sent: its text, or the pieces of a long one. */
+/** `promptIds`; undefined for a salted prompt, whose blocks have other keys. */
+export function unsaltedIds(request: RoutedRequest | undefined): ArrayLike<number> | undefined {
+  if (request === undefined || request.fields.cache_salt != null) return undefined;
+  return promptIds(request);
+}
+
 export function bodyOf({ text, long }: GenerationRequest): RequestBody {
   return withLongMembers(text, long);
 }
 
-/** A body that is sent: text, or the pieces of a long one. */
+/** A body to send: text, or the pieces of a long one. */
 export type RequestBody = string | readonly Uint8Array[];
 
-/** The body of an object's text and of further members. The long ones are not copied. */
+/** An object's text and further members, without copies of long ones. */
 export function withLongMembers(text: string, long: readonly LongMember[]): RequestBody {
   if (long.length === 0) return text;
   const pieces: Uint8Array[] = [];
@@ -181,29 +156,21 @@ export function withLongMembers(text: string, long: readonly LongMember[]): Requ
   return pieces;
 }
 
-/** Characters of the body; of the long members, bytes. */
+/** Characters, but bytes of long members. */
 export function bodyLength({ text, long }: GenerationRequest): number {
   return long.reduce((sum, { value }) => sum + value.length, text.length);
 }
 
 /**
- * The longest id of a client. Engines take 200 characters. The proxy adds the number of a part, and
- * in push a UUID and `-release`: 177 with the default limit of parts.
+ * Longest id of a client. Engines take 200 characters; the proxy adds the number of a part, and in
+ * push a UUID and `-release`: 177 with the default limit of parts.
  */
 export const REQUEST_ID_LENGTH = 128;
 
 const REQUEST_ID = new RegExp(`^[\\x21-\\x2b\\x2d-\\x7e]{1,${REQUEST_ID_LENGTH}}$`);
 
-/** What an id of a request must be. */
+/** vLLM puts ids into notifications, separated by commas. */
 const REQUEST_ID_RULE = `1 to ${REQUEST_ID_LENGTH} printable ASCII characters without spaces and commas`;
-
-/**
- * Whether a client may give a request this id. vLLM puts it into notifications, where a comma
- * separates ids, so the characters are limited.
- */
-function isRequestId(id: string): boolean {
-  return REQUEST_ID.test(id);
-}
 
 /**
  * The client's `X-Request-Id`, else a new id.
@@ -212,62 +179,50 @@ function isRequestId(id: string): boolean {
 export function requestIdOf(headers: IncomingHttpHeaders, random: Random): string {
   const id = headers["x-request-id"];
   if (id === undefined || id === "") return random.uuid();
-  if (typeof id === "string" && isRequestId(id)) return id;
+  if (typeof id === "string" && REQUEST_ID.test(id)) return id;
   throw new KvError("KV_REQUEST_INVALID", `X-Request-Id must be ${REQUEST_ID_RULE}`, {
     details: { param: "X-Request-Id", limit: "length of X-Request-Id" },
   });
 }
 
-/** The value of the `traceparent` header; undefined where there is none, or more than one. */
+/** The `traceparent` header; undefined without exactly one. */
 export function traceparentOf({ traceparent }: IncomingHttpHeaders): string | undefined {
   return typeof traceparent === "string" ? traceparent : undefined;
 }
 
-/**
- * vLLM's Responses API takes its request's id from the body, where the other ones take it from
- * `X-Request-Id`.
- */
+/** vLLM's Responses API takes the id from the body, not from `X-Request-Id`. */
 function checkRequestId(id: unknown): void {
-  if (id == null || (typeof id === "string" && isRequestId(id))) return;
+  if (id == null || (typeof id === "string" && REQUEST_ID.test(id))) return;
   throw new KvError("KV_REQUEST_INVALID", `request_id must be ${REQUEST_ID_RULE}`, {
     details: { param: "request_id" },
   });
 }
 
-function promptFieldsOf(
-  endpoint: Endpoint,
-  fields: Readonly<Record<string, unknown>>,
-): PromptFields {
-  if (endpoint === "/v1/completions" && fields.echo === true) {
-    if (fields.max_tokens === 0) return "prompt-only";
-    if (fields.logprobs != null) return "echo";
-  }
-  if (endpoint === "/v1/responses" || endpoint === "/v1/messages") return "none";
-  if (fields.prompt_logprobs != null) return "prompt-logprobs";
-  // In a chat with echo, vLLM derives prompt_logprobs from `top_logprobs`, which is 0 by default.
-  if (endpoint === "/v1/chat/completions" && fields.echo === true && fields.top_logprobs !== null)
-    return "prompt-logprobs";
-  return "none";
+/** The prompt's log probabilities, or the prompt alone (`echo` with `max_tokens` 0). */
+function asksAboutPrompt(endpoint: Endpoint, fields: Fields): boolean {
+  const { echo, prompt_logprobs: promptLogprobs } = fields;
+  if (endpoint !== "/v1/completions" && endpoint !== "/v1/chat/completions") return false;
+  if (promptLogprobs != null || echo !== true) return promptLogprobs != null;
+  // For chats, vLLM derives prompt_logprobs from `top_logprobs`, by default 0.
+  return endpoint === "/v1/completions"
+    ? fields.max_tokens === 0 || fields.logprobs != null
+    : fields.top_logprobs !== null;
 }
 
 /**
- * Checks the members that the prefill leg replaces: it is not streamed and has a token limit of its
- * own. Without this check, the decode worker would refuse a wrong value only after the prefill
- * worker has computed the prompt and holds blocks for it. The rules are those of vLLM 0.33's
- * request models.
+ * Checks members that the prefill leg replaces, by vLLM 0.33's request models. A decode worker
+ * would refuse them only after the prefill worker computed the prompt and holds its blocks.
  * @throws `KV_REQUEST_INVALID`.
  */
 function validateBody(fields: Fields): void {
-  checkWholeNumbers(fields);
-  checkBooleans(fields);
   const smallest = fields.echo === true ? 0 : 1;
-  for (const param of ["max_tokens", "max_completion_tokens", "max_output_tokens"]) {
-    const limit = fields[param];
-    if (typeof limit === "number" && limit < smallest)
-      refuse(param, `is ${limit}; it must be at least ${smallest}`);
-  }
-  if (typeof fields.n === "number" && fields.n < 1)
-    refuse("n", `is ${fields.n}; it must be at least 1`);
+  const atLeast = new Map<string, number>(LENGTH_LIMITS.map((param) => [param, smallest]));
+  atLeast.set("n", 1);
+  checkEach(fields, [...atLeast.keys(), "min_tokens"], Number.isSafeInteger, "a whole number");
+  // vLLM would also accept 1 and "yes" for true.
+  checkEach(fields, BOOLEANS, (value) => typeof value === "boolean", "true or false");
+  for (const [param, least] of atLeast)
+    checkEach(fields, [param], (value) => Number(value) >= least, `at least ${least}`);
   const limit = fields.max_completion_tokens ?? fields.max_tokens;
   const minTokens = fields.min_tokens;
   if (
@@ -280,29 +235,18 @@ function validateBody(fields: Fields): void {
   checkStreaming(fields);
 }
 
-function checkWholeNumbers(fields: Fields): void {
-  for (const param of [
-    "max_tokens",
-    "max_completion_tokens",
-    "max_output_tokens",
-    "min_tokens",
-    "n",
-  ]) {
-    const value = fields[param];
-    if (value != null && !Number.isSafeInteger(value))
-      refuse(param, `is ${shownValue(value)}; it must be a whole number`);
-  }
-}
+const LENGTH_LIMITS = ["max_tokens", "max_completion_tokens", "max_output_tokens"];
+const BOOLEANS = ["stream", "echo", "use_beam_search", "background"];
 
-/**
- * Checks the members that decide how a request is split. vLLM would also accept 1 and "yes" for
- * true.
- */
-function checkBooleans(fields: Fields): void {
-  for (const param of ["stream", "echo", "use_beam_search", "background"]) {
+function checkEach(
+  fields: Fields,
+  params: readonly string[],
+  is: (value: unknown) => boolean,
+  what: string,
+): void {
+  for (const param of params) {
     const value = fields[param];
-    if (value != null && typeof value !== "boolean")
-      refuse(param, `is ${shownValue(value)}; it must be true or false`);
+    if (value != null && !is(value)) refuse(param, `is ${shownValue(value)}; it must be ${what}`);
   }
 }
 
@@ -327,16 +271,15 @@ function refuse(param: string, problem: string): never {
 }
 
 /**
- * Names that reach an engine's KV connector, its encoder, or another host through them:
- * `kv_transfer_params` and `ec_transfer_params` (vLLM's request classes, 0.31 to 0.33), `kv_hints`
- * (its Rust front end), and what a later vLLM names in the same way.
+ * Names that reach an engine's KV connector, its encoder, or another host: `kv_transfer_params` and
+ * `ec_transfer_params` (vLLM's request classes, 0.31 to 0.33), `kv_hints` (its Rust front end), and
+ * similar later names.
  */
 const CONNECTOR_MEMBER = /^(kv|ec)_|_transfer_params$/;
 
 /**
- * Objects whose members vLLM reads those names from: `vllm_xargs` becomes
- * `SamplingParams.extra_args`, which its token route takes in `sampling_params`. Its clients write
- * further members into `extra_body`.
+ * vLLM also reads those names here: `vllm_xargs` becomes `SamplingParams.extra_args`, which its
+ * token route takes in `sampling_params`. Its clients use `extra_body`.
  */
 const BAGS: ReadonlySet<string> = new Set([
   "vllm_xargs",
@@ -345,22 +288,17 @@ const BAGS: ReadonlySet<string> = new Set([
   "sampling_params",
 ]);
 
-/** Whether a member of this name reaches an engine's connector. */
-function isConnectorMember(name: string): boolean {
-  return CONNECTOR_MEMBER.test(name);
-}
-
 /**
- * Refuses what only the proxy may tell an engine. A client that could name hosts and blocks would
- * read other requests' KV through a decode worker, and vLLM's engine ends when a value is no
- * object. `null` is nothing, as it is for vLLM. `written`: where the body is passed on as it came,
- * none of these members may occur twice, as another parser may take another one of them.
+ * Refuses what only the proxy may tell an engine. A client that names hosts and blocks could read
+ * others' KV through a decode worker, and vLLM's engine ends when a value is no object. `null`
+ * counts as absent, as in vLLM. A body that passes unchanged (`written`) may have no such member
+ * twice: another parser may take another one.
  * @throws `KV_REQUEST_INVALID`, with the member's name.
  */
 export function refuseConnectorMembers(fields: Fields, written?: WrittenBody): void {
   for (const name in fields) {
     const isBag = BAGS.has(name);
-    if (!isBag && !isConnectorMember(name)) continue;
+    if (!isBag && !CONNECTOR_MEMBER.test(name)) continue;
     const value = fields[name];
     if (isBag) refuseInside(value, name);
     else if (value !== null) throw refusal(name);
@@ -375,11 +313,10 @@ export function refuseConnectorMembers(fields: Fields, written?: WrittenBody): v
   }
 }
 
-/** Refuses the names in a bag, with any value, and a bag inside of it. */
 function refuseInside(bag: unknown, path: string): void {
   if (typeof bag !== "object" || bag === null) return;
   for (const name in bag)
-    if (BAGS.has(name) || isConnectorMember(name)) throw refusal(`${path}.${name}`);
+    if (BAGS.has(name) || CONNECTOR_MEMBER.test(name)) throw refusal(`${path}.${name}`);
 }
 
 function refusal(path: string): KvError {
@@ -393,16 +330,12 @@ function refusal(path: string): KvError {
   });
 }
 
-/** Whether a name is a key twice, at any depth. Most texts have it once. */
 function isNamedTwice(text: string, name: string): boolean {
   const mayBe = text.indexOf(name) !== text.lastIndexOf(name) || text.includes("\\u");
   return mayBe && timesNamed(text, name) > 1;
 }
 
-/**
- * Why prefill and decode of a request to `endpoint` cannot run on two instances without a wrong
- * answer (vLLM 0.32 and 0.33); undefined where they can.
- */
+/** Why two instances would answer wrongly (vLLM 0.32 and 0.33); else undefined. */
 function disaggregationLimit(endpoint: string, fields: Fields): string | undefined {
   if (fields.use_beam_search === true) {
     return "use_beam_search runs several sequences, and only one reader can read the prefill worker's blocks";
@@ -413,15 +346,12 @@ function disaggregationLimit(endpoint: string, fields: Fields): string | undefin
   if (fields.prompt != null && fields.prompt_embeds != null && endpoint === "/v1/completions") {
     return "prompt and prompt_embeds are both given, so answers cannot be matched to prompts";
   }
-  if (endpoint === "/v1/chat/completions" && fields.echo === true && fields.logprobs === true) {
-    return "echo with logprobs in a chat needs the prompt computed by the server that generates";
-  }
   return endpoint === "/v1/responses" ? responsesLimit(fields) : undefined;
 }
 
 /**
- * Parts of the Responses API that live in one server's memory, or that run several turns there:
- * each turn would read the blocks again.
+ * Parts of the Responses API that live in one server or run several turns there, each of which
+ * would read the blocks again.
  */
 function responsesLimit(fields: Fields): string | undefined {
   for (const param of ["previous_response_id", "previous_input_messages", "prompt"]) {

@@ -1,6 +1,6 @@
 import type { Endpoint } from "./generation-request.js";
 
-/** The paths at which clients ask for generated text: a prefill and a decode leg. */
+/** Paths for generated text, which may take two legs. */
 export const ENDPOINTS: readonly Endpoint[] = [
   "/v1/completions",
   "/v1/chat/completions",
@@ -9,8 +9,7 @@ export const ENDPOINTS: readonly Endpoint[] = [
 ];
 
 /**
- * Routes of vLLM that any decode instance answers alone, as they need no KV of another one: its
- * tokenizer, its chat template, and its pooling models.
+ * Routes of vLLM that any decode instance answers alone: tokenizer, chat template, pooling models.
  */
 export const DECODE_ROUTES: readonly string[] = [
   ..."/tokenize /detokenize /v1/messages/count_tokens".split(" "),
@@ -21,10 +20,7 @@ export const DECODE_ROUTES: readonly string[] = [
   ),
 ];
 
-/**
- * What is one server's own state. A sidecar passes it on, as it stands on the port of its decode
- * instance.
- */
+/** One server's own state. A sidecar passes them on. */
 export const SIDECAR_ROUTES: readonly string[] = [
   "/metrics",
   "/version",
@@ -35,7 +31,7 @@ export const SIDECAR_ROUTES: readonly string[] = [
 const ONE_SERVER = "it is the state of one server: ask that server";
 const OPERATORS = "it changes or stops one server, and no client may: ask that server";
 
-/** Routes of vLLM that are refused, by method and path, and why. */
+/** Refused routes of vLLM, by method and path, with the reason. */
 export const REFUSED_ROUTES: ReadonlyMap<string, string> = new Map(
   (
     [
@@ -82,9 +78,10 @@ export const REFUSED_ROUTES: ReadonlyMap<string, string> = new Map(
   ),
 );
 
-/** Why a route of vLLM is not served; undefined for one that vLLM has not either. */
+/** Why a route of vLLM is refused; undefined for a route that vLLM lacks. */
 export function whyRefused(method: string, path: string): string | undefined {
   if (SIDECAR_ROUTES.includes(path)) return ONE_SERVER;
   const known = path.replace(/^\/v1\/responses\/[^/]+/, "/v1/responses/{response_id}");
-  return REFUSED_ROUTES.get(`${method === "HEAD" ? "GET" : method} ${known}`);
+  const methods = method === "GET" || method === "HEAD" ? ["GET", "WEBSOCKET"] : [method];
+  return methods.map((one) => REFUSED_ROUTES.get(`${one} ${known}`)).find(Boolean);
 }

@@ -24,10 +24,7 @@ const CREATE: Readonly<Record<RoutingName, (options: KvEventSubscriberOptions) =
   "prefix-aware": (options) => prefixAware({ cached: new KvEventSubscriber(options) }),
 };
 
-/**
- * A built-in routing strategy by name. `prefix-aware` subscribes to the KV events of instances that
- * publish them.
- */
+/** Makes a built-in strategy. `prefix-aware` subscribes to instances' KV events. */
 export function builtInRouting(name: RoutingName, options: KvEventSubscriberOptions): Routing {
   return CREATE[name](options);
 }

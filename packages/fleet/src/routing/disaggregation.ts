@@ -1,54 +1,40 @@
-/** What is known about a request before its first leg. */
+/** What is known about a request before its first leg; undefined or 0 if unknown. */
 export interface DisaggregationInputs {
-  /** Tokens of the prompt, exact or estimated; undefined where nothing is known. */
+  /** Exact or estimated. */
   readonly promptTokens: number | undefined;
-  /**
-   * Tokens of the prompt, from its first, that the decode instance has in its prefix cache; 0 where
-   * it is not known.
-   */
+  /** Prefix that the decode instance has cached. */
   readonly decodeCachedTokens: number;
-  /**
-   * Tokens of the prompt, from its first, that a prefill instance has in its prefix cache; 0 where
-   * it is not known.
-   */
+  /** Prefix that a prefill instance has cached. */
   readonly prefillCachedTokens: number;
-  /**
-   * Tokens of the prompt, from its first, that a prefill instance can read from a decode instance;
-   * 0 where there are none.
-   */
+  /** Prefix that a prefill instance can read from a decode instance. */
   readonly readbackTokens: number;
-  /**
-   * How long a prefill instance would read and compute, in milliseconds; undefined where it is not
-   * known.
-   */
+  /** Time for a prefill instance to read and compute. */
   readonly prefillComputeMs: number | undefined;
-  /**
-   * How long the prompt would wait for a prefill instance, in milliseconds; undefined where it is
-   * not known.
-   */
+  /** Time that the prompt would wait for a prefill instance. */
   readonly prefillWaitMs: number | undefined;
-  /**
-   * How long the decode instance would compute the rest of the prompt, in milliseconds; undefined
-   * where it is not known.
-   */
+  /** Time for the decode instance to compute the rest. */
   readonly decodeComputeMs: number | undefined;
-  /** Requests in flight at the decode instance: each of them waits while it computes a prompt. */
+  /** Requests that wait while it computes a prompt. */
   readonly decodeInFlight: number;
-  /**
-   * Share of its time that the decode instance would spend on prompts which it computes itself,
-   * this one and those just before; 0 where it is not known.
-   */
+  /** Share of time that the decode instance spends on prompts: this one and those just before. */
   readonly decodePromptShare: number;
 }
 
 /**
- * Why a request has two legs, or one. Two: `long-suffix`, `readback` (a prefill instance reads the
- * begin of the prompt from a decode instance), `prefill-cached` (a prefill instance has more of the
- * prompt than the decode instance), `unknown-length`, `decode-busy` (few tokens, but the decode
- * instance computes other prompts, and its answers come late). One, at a decode instance:
- * `short-suffix` (few tokens to compute), `prefix-cached` (nearly the whole prompt is cached
- * there), `prefill-busy` (waiting for a prefill instance would take longer than computing delays
- * this request and those in flight at the decode instance).
+ * Why a request has one or two legs.
+ *
+ * Two legs:
+ * - `long-suffix`: many tokens to compute
+ * - `readback`: a prefill instance reads the start from a decode instance
+ * - `prefill-cached`: a prefill instance has more cached than the decode instance
+ * - `unknown-length`
+ * - `decode-busy`: few tokens, but other prompts already delay the decode instance
+ *
+ * One leg, at a decode instance:
+ * - `short-suffix`: few tokens to compute
+ * - `prefix-cached`: nearly all is cached there
+ * - `prefill-busy`: waiting for a prefill instance takes longer than computing here delays this and
+ *   other requests
  */
 export type DisaggregationReason =
   | "long-suffix"
@@ -60,17 +46,13 @@ export type DisaggregationReason =
   | "prefix-cached"
   | "prefill-busy";
 
-/** Of a prompt, the share that is nearly the whole. */
 const NEARLY_ALL = 0.95;
-/**
- * The largest share of its time that a decode instance with requests in flight computes prompts:
- * its tokens come later by about as much.
- */
+/** Prompts delay a busy decode instance's tokens by about this share. */
 const MOST_PROMPT_SHARE = 0.2;
 
 /**
- * Whether a prefill instance is to compute the prompt. `aboveTokens`: from how many uncached tokens
- * on two legs pay.
+ * Decides whether a prefill instance computes the prompt. Two legs pay above `aboveTokens` uncached
+ * tokens.
  */
 export function decideDisaggregation(
   {
@@ -99,7 +81,7 @@ export function decideDisaggregation(
   if (isShort) return { twoLegs: false, reason: "short-suffix" };
   const delayMs =
     decodeComputeMs === undefined ? undefined : decodeComputeMs * (1 + decodeInFlight);
-  // What a prefill instance need not compute makes up for some of the wait.
+  // Saved computation makes up for some of the wait.
   const savedMs = Math.max(0, (decodeComputeMs ?? 0) - (prefillComputeMs ?? decodeComputeMs ?? 0));
   if (prefillWaitMs !== undefined && delayMs !== undefined && prefillWaitMs - savedMs > delayMs)
     return { twoLegs: false, reason: "prefill-busy" };

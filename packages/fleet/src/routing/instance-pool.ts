@@ -10,36 +10,35 @@ import {
   type Visit,
 } from "../instances/instance.js";
 import { PooledInstance, type PooledInstanceOptions } from "../instances/pooled-instance.js";
+import type { Partner } from "../pairing/kinds.js";
 import type { Pairing } from "../pairing/pairing.js";
-import type { Partner } from "../pairing/pairing-entry.js";
 import { LeastLoaded, type Routing, type RoutingContext } from "./routing.js";
 
 /** Options of `InstancePool`. */
 export interface InstancePoolOptions extends PooledInstanceOptions {
   readonly role: Role;
-  /** The instances at the start; more come and go by `add` and `remove`. */
+  /** The first ones; `add` and `remove` change them. */
   readonly instances: readonly InstanceSpec[];
   readonly routing: Routing;
   readonly random: Random;
-  /** Called with each instance that is added. */
   readonly added?: ((instance: PooledInstance) => void) | undefined;
-  /** Knows which instances fit those of the other role. Without it all do. */
+  /** Called when an instance begins to drain, which it ends after. */
+  readonly leaving?: ((instance: PooledInstance) => Promise<void>) | undefined;
+  /** Without it all fit. */
   readonly pairing?: Pairing | undefined;
 }
 
 /** The instances of one role. */
 export class InstancePool {
   readonly role: Role;
-  readonly routing: string;
-  readonly #routing: Routing;
+  #routing: Routing;
   readonly #clock: Clock;
   readonly #options: InstancePoolOptions;
   #instances: readonly PooledInstance[] = [];
   readonly #byName = new Map<string, PooledInstance>();
   readonly #byLoad = new LeastLoaded();
   /**
-   * By a list of instances, until one changes. With many instances a search at each request would
-   * take longer than all else.
+   * By list, until an instance changes. A search per request would dominate with many instances.
    */
   #known = new WeakMap<readonly PooledInstance[], KnownList>();
 
@@ -47,25 +46,32 @@ export class InstancePool {
   constructor(options: InstancePoolOptions) {
     const { role, routing, clock } = options;
     this.role = role;
-    this.routing = routing.name;
     this.#routing = routing;
     this.#clock = clock;
     this.#options = options;
     for (const spec of options.instances) this.add(spec);
   }
 
+  get routing(): string {
+    return this.#routing.name;
+  }
+
+  /** Takes another strategy for the requests that follow. The caller closes the old one. */
+  reroute(routing: Routing): void {
+    this.#routing = routing;
+    routing.instancesChanged?.(this.#instances);
+  }
+
   /**
-   * The instance for a request, none of `excluding`; undefined when there is none. Where all are
-   * cooling down, one of these is chosen: it may be back, and an attempt costs less than a refusal.
-   * With a `partner`, only instances that are its pair are chosen.
+   * An instance for a request, none of `excluding`; undefined without one. If all cool down it
+   * takes one of them, since an attempt costs less than a refusal. With a `partner` it takes only
+   * its pairs.
    */
   choose(
     context: RoutingContext,
     excluding: ReadonlySet<Instance>,
     partner?: Partner,
   ): PooledInstance | undefined {
-    // Mostly another one is chosen anyway, and a list without those is a new one, which strategies
-    // have to look through.
     const chosen = this.#chooseWithout(context, NONE, partner);
     if (chosen === undefined || !excluding.has(chosen)) return chosen;
     return this.#chooseWithout(context, excluding, partner);
@@ -80,11 +86,10 @@ export class InstancePool {
     const candidates = this.#candidates(named ?? this.#instances, excluding, partner);
     if (candidates.length === 0) return undefined;
     const preferred = this.role === "prefill" ? context.preferredPrefill : context.preferredDecode;
+    if (named !== undefined) return candidates.find((one) => one === preferred) ?? candidates[0];
     const isCandidate = (one: Instance | undefined): one is PooledInstance =>
       one !== undefined && this.#byLoad.has(candidates, one);
-    if (isCandidate(preferred)) return preferred;
-    if (named !== undefined) return candidates[0];
-    const chosen = this.#routing.choose(candidates, context);
+    const chosen = isCandidate(preferred) ? preferred : this.#routing.choose(candidates, context);
     return isCandidate(chosen) ? chosen : undefined;
   }
 
@@ -94,9 +99,8 @@ export class InstancePool {
   }
 
   /**
-   * At most `count` instances that could serve in place of a chosen one, the least loaded first:
-   * available, none of `excluding`, and surely pairs of all `partners`. The routing strategy is not
-   * asked.
+   * At most `count` substitutes, least loaded first: available, none of `excluding`, and proven
+   * pairs of all `partners`. The strategy is not asked.
    */
   alternatives(
     count: number,
@@ -132,6 +136,11 @@ export class InstancePool {
     return this.#routing.cachedTokens?.(instance, context, charactersPerToken);
   }
 
+  /** Whether the instance reports what it has cached. */
+  reports(instance: Instance): boolean {
+    return this.#routing.kvEvents?.(instance) != null;
+  }
+
   readsTokenIds(): boolean {
     return this.#routing.readsTokenIds?.() ?? false;
   }
@@ -153,7 +162,7 @@ export class InstancePool {
     }));
   }
 
-  /** All instances, draining ones included, in the order in which they were added. */
+  /** Includes draining ones, in the order of addition. */
   list(): readonly PooledInstance[] {
     return this.#instances;
   }
@@ -163,7 +172,7 @@ export class InstancePool {
   }
 
   /**
-   * Adds an instance; one that is draining takes requests again.
+   * Adds an instance. A draining one takes requests again.
    *
    * @throws `KV_CONFIG_INVALID` when it is in the pool already.
    */
@@ -180,8 +189,7 @@ export class InstancePool {
         { hint: "name each instance once", details: { httpStatus: 409 } },
       );
     }
-    const instance = new PooledInstance(this.role, spec, {
-      ...this.#options,
+    const instance = new PooledInstance(this.role, spec, this.#options, {
       changed: () => {
         this.#known = new WeakMap();
       },
@@ -189,6 +197,7 @@ export class InstancePool {
         this.#byLoad.loadChanged(changed);
         this.#routing.loadChanged?.(changed);
       },
+      list: () => this.#instances,
     });
     this.#instances = [...this.#instances, instance];
     this.#byName.set(instanceName(spec), instance);
@@ -197,12 +206,14 @@ export class InstancePool {
   }
 
   /**
-   * Sends the instance no further requests, from this call on. Resolves when its visits have ended.
+   * Stops new requests to the instance at once. Resolves when its visits have ended, and its KV is
+   * handed over.
    *
    * @throws `KV_PROXY_NO_INSTANCE` for an instance that is not in the pool.
    */
   async drain(id: InstanceId): Promise<void> {
-    await this.#beginDraining(id).idle();
+    const draining = this.#beginDraining(id);
+    await Promise.all([draining.idle(), this.#options.leaving?.(draining)]);
   }
 
   /**
@@ -212,7 +223,7 @@ export class InstancePool {
    */
   async remove(id: InstanceId): Promise<void> {
     const removed = this.#beginDraining(id);
-    await removed.idle();
+    await Promise.all([removed.idle(), this.#options.leaving?.(removed)]);
     // An instance that was added again meanwhile stays.
     if (!removed.draining) return;
     this.#instances = this.#instances.filter((instance) => instance !== removed);
@@ -256,88 +267,62 @@ export class InstancePool {
     return [];
   }
 
-  #ready(
-    instances: readonly PooledInstance[],
-    excluding: ReadonlySet<Instance>,
-  ): readonly PooledInstance[] {
-    const ready = this.#available(instances, excluding);
-    if (ready.length > 0) return ready;
-    const left = instances.filter((instance) => !excluding.has(instance) && !instance.draining);
-    const responsive = left.filter((instance) => instance.available());
-    return responsive.length > 0 ? responsive : left;
-  }
-
   /**
-   * The instances that take requests, without the excluded ones. The same array each time, until an
-   * instance changes, where none or the same one is excluded: strategies keep state by array.
+   * Instances that take requests: a share of the returning ones, else all of them, else those that
+   * cool down.
    */
-  #available(
+  #ready(
     instances: readonly PooledInstance[],
     excluding: ReadonlySet<Instance>,
   ): readonly PooledInstance[] {
     const nowMs = this.#clock.now();
     let known = this.#known.get(instances);
     if (known === undefined || nowMs >= known.untilMs) {
-      known = knownList(instances, nowMs);
+      known = new KnownList(instances, nowMs);
       this.#known.set(instances, known);
     }
-    const { returning, lists } = known;
-    let taking = 0;
-    if (returning.length > 0) {
-      const chance = this.#options.random.next();
-      while (taking < returning.length && chance < (returning[taking]?.returningShare(nowMs) ?? 0))
-        taking += 1;
-    }
-    let list = lists[taking];
-    if (list === undefined) {
-      const without = new Set(returning.slice(taking));
-      const all = partOf(
-        instances,
-        (instance) => instance.available(nowMs) && !without.has(instance),
-      );
-      list = { all, excluded: undefined, others: all };
-      lists[taking] = list;
-    }
-    const { all } = list;
-    const [excluded, ...more] = [...excluding].filter((one) => this.#byLoad.has(all, one));
-    if (excluded === undefined) return all;
-    if (more.length > 0) return all.filter((instance) => !excluding.has(instance));
-    if (list.excluded !== excluded) {
-      list.excluded = excluded;
-      list.others = all.filter((instance) => instance !== excluded);
-    }
-    return list.others;
+    const { available, returning, notDraining } = known;
+    const chance = returning.length === 0 ? 0 : this.#options.random.next();
+    const resting = returning.filter((one) => chance >= one.returningShare(nowMs));
+    const out = resting.length === 0 ? excluding : new Set([...excluding, ...resting]);
+    const ready = known.without(available, out);
+    if (ready.length > 0) return ready;
+    const responsive = known.without(available, excluding);
+    return responsive.length > 0 ? responsive : known.without(notDraining, excluding);
   }
 }
 
-/** What is known of a list of instances. */
-interface KnownList {
-  /**
-   * Instances that return from ejection and take only a share of the requests, the largest share
-   * first.
-   */
+/**
+ * What is known of a list. Strategies keep state by list, so the lists here are the same until an
+ * instance or the exclusions change.
+ */
+class KnownList {
+  readonly available: readonly PooledInstance[];
+  /** Back from ejection, with a share of requests. */
   readonly returning: readonly PooledInstance[];
-  /**
-   * The instances that may serve a request, by how many of `returning` may serve it, and those
-   * without the one that was last excluded. Made on demand.
-   */
-  readonly lists: {
-    readonly all: readonly PooledInstance[];
-    excluded: Instance | undefined;
-    others: readonly PooledInstance[];
-  }[];
+  readonly notDraining: readonly PooledInstance[];
   readonly untilMs: number;
-}
+  readonly #parts = new Map<string, readonly PooledInstance[]>();
 
-function knownList(instances: readonly PooledInstance[], nowMs: number): KnownList {
-  let untilMs = Number.POSITIVE_INFINITY;
-  const returning: PooledInstance[] = [];
-  for (const instance of instances) {
-    untilMs = Math.min(untilMs, instance.steadyUntilMs(nowMs));
-    if (instance.available(nowMs) && instance.returningShare(nowMs) < 1) returning.push(instance);
+  constructor(instances: readonly PooledInstance[], nowMs: number) {
+    this.available = partOf(instances, (one) => one.available(nowMs));
+    this.returning = this.available.filter((one) => one.returningShare(nowMs) < 1);
+    this.notDraining = partOf(instances, (one) => !one.draining);
+    this.untilMs = Math.min(...instances.map((one) => one.steadyUntilMs(nowMs)));
   }
-  returning.sort((one, other) => other.returningShare(nowMs) - one.returningShare(nowMs));
-  return { returning, lists: [], untilMs };
+
+  without(list: readonly PooledInstance[], out: ReadonlySet<Instance>): readonly PooledInstance[] {
+    if (out.size === 0) return list;
+    const key = [list === this.available, ...Array.from(out, instanceName)].join(" ");
+    let part = this.#parts.get(key);
+    if (part === undefined) {
+      part = partOf(list, (one) => !out.has(one));
+      if (this.#parts.size >= MAX_PARTS) this.#parts.clear();
+      this.#parts.set(key, part);
+    }
+    return part;
+  }
 }
 
+const MAX_PARTS = 8;
 const NONE: ReadonlySet<never> = new Set();

@@ -6,59 +6,46 @@ import {
 } from "../request/generation-request.js";
 import type { InstancePool } from "./instance-pool.js";
 
-/** A prefill leg that has ended with a computed prompt. */
+/** A prefill leg that ended with a computed prompt. */
 export interface EndedPrefill {
   readonly request: GenerationRequest;
   readonly usage: unknown;
-  /**
-   * Tokens of the prompt that were cached, where the answer says it elsewhere than in its usage.
-   */
   readonly cachedTokens?: number | undefined;
-  /**
-   * Tokens that were given to the instance to read from a decode instance; undefined where there
-   * were none.
-   */
+  /** The prefix to read from a decode instance. */
   readonly readTokens?: number | undefined;
+  /** The prefix to fetch from a KV source, beyond what the instance has. */
+  readonly fetchTokens?: number | undefined;
   readonly durationMs: number;
-  /** No other leg was at the instance when it began. */
+  /** No other leg was there when it began. */
   readonly wasAlone: boolean;
 }
 
-/** How much one more measurement counts. */
 const WEIGHT = 0.1;
 
-/** What prompts cost at prefill instances, as moving averages of the legs that have ended. */
+/** Costs of prompts at prefill instances: moving averages of ended legs. */
 export class PrefillCosts {
   #charactersPerToken = 4;
   #msPerLeg: number | undefined = undefined;
   readonly #fit = new LineFit();
   #readMsPerToken: number | undefined = undefined;
+  #fetchMsPerToken: number | undefined = undefined;
 
-  /** Characters of a request's text in a token of its prompt: 4 before the first measurement. */
+  /** 4 before the first measurement. */
   get charactersPerToken(): number {
     return this.#charactersPerToken;
   }
 
-  /**
-   * Milliseconds that one token more takes which is not cached; undefined before the first
-   * measurement.
-   */
+  /** Cost of an uncached token; undefined before the first measurement. */
   get msPerToken(): number | undefined {
     return this.#fit.slope;
   }
 
-  /**
-   * The time of a leg that computes `computedTokens` and waits for no other leg, in milliseconds;
-   * undefined before the first measurement.
-   */
+  /** Time of a leg that does not wait; undefined before the first measurement. */
   legMs(computedTokens: number): number | undefined {
     return this.#fit.at(computedTokens);
   }
 
-  /**
-   * How long a prefill instance takes to read `readTokens` from a decode instance and to compute
-   * the rest of `promptTokens`, in milliseconds; undefined before the first measurement.
-   */
+  /** Reads `readTokens` from a decode instance and computes the rest. */
   readingMs(promptTokens: number, readTokens: number): number | undefined {
     const { msPerToken } = this;
     if (msPerToken === undefined) return undefined;
@@ -67,9 +54,12 @@ export class PrefillCosts {
     );
   }
 
-  /**
-   * Tokens of the prompt: exact for token ids, else estimated; undefined for a prompt without text.
-   */
+  /** Time to fetch tokens from a KV source; undefined before the first measurement. */
+  fetchMs(tokens: number): number | undefined {
+    return this.#fetchMsPerToken === undefined ? undefined : this.#fetchMsPerToken * tokens;
+  }
+
+  /** Exact for token ids, else estimated; undefined without text. */
   promptTokens(request: GenerationRequest): number | undefined {
     const ids = promptIds(request);
     if (ids !== undefined) return ids.length;
@@ -77,19 +67,18 @@ export class PrefillCosts {
     return Math.ceil(bodyLength(request) / this.#charactersPerToken);
   }
 
-  /**
-   * How long a prompt waits for the least loaded of the prefill instances; undefined before the
-   * first measurement.
-   */
   waitMs(prefillers: InstancePool): number | undefined {
-    if (this.#msPerLeg === undefined) return undefined;
     const least = prefillers.fewestInFlight();
-    return least === undefined ? undefined : least * this.#msPerLeg;
+    return least === undefined ? undefined : this.queueMs(least);
   }
 
-  /** Takes a leg into the averages. Of an answer without usage only the duration counts. */
+  /** Time until an instance with so many legs begins another one. */
+  queueMs(inFlight: number): number | undefined {
+    return this.#msPerLeg === undefined ? undefined : inFlight * this.#msPerLeg;
+  }
+
   ended(leg: EndedPrefill): void {
-    const { request, usage, durationMs, wasAlone, readTokens } = leg;
+    const { request, usage, durationMs, wasAlone, readTokens, fetchTokens } = leg;
     const { promptTokens } = usageOf(usage);
     const cachedTokens = uncomputedTokens(leg) ?? 0;
     if (wasAlone) this.#msPerLeg = average(this.#msPerLeg, durationMs);
@@ -101,22 +90,21 @@ export class PrefillCosts {
       );
     const computed = promptTokens - cachedTokens;
     if (!wasAlone || computed <= 0) return;
-    if (readTokens === undefined) {
+    const moved = readTokens ?? fetchTokens;
+    if (moved === undefined) {
       this.#fit.add(computed, durationMs);
       return;
     }
-    // What is not computing is the READ.
     const computeMs = this.legMs(computed);
-    const read = Math.min(readTokens, cachedTokens);
-    if (computeMs === undefined || read === 0) return;
-    this.#readMsPerToken = average(
-      this.#readMsPerToken,
-      Math.max(0, durationMs - computeMs) / read,
-    );
+    const arrived = Math.min(moved, cachedTokens);
+    if (computeMs === undefined || arrived === 0) return;
+    const msPerToken = Math.max(0, durationMs - computeMs) / arrived;
+    if (readTokens !== undefined) this.#readMsPerToken = average(this.#readMsPerToken, msPerToken);
+    else this.#fetchMsPerToken = average(this.#fetchMsPerToken, msPerToken);
   }
 }
 
-/** Tokens of a leg's prompt that the instance did not compute; undefined where nothing says so. */
+/** Undefined if unknown. */
 export function uncomputedTokens({
   usage,
   cachedTokens,
@@ -125,7 +113,7 @@ export function uncomputedTokens({
   return cachedTokens ?? usageOf(usage).cachedTokens ?? readTokens;
 }
 
-/** The counts of an answer's `usage`, of the OpenAI or the Messages API. */
+/** Of the OpenAI or the Messages API. */
 export function usageOf(usage: unknown): {
   readonly promptTokens: number | undefined;
   readonly cachedTokens: number | undefined;
@@ -152,7 +140,6 @@ function average(before: number | undefined, value: number): number {
   return before === undefined ? value : before + WEIGHT * (value - before);
 }
 
-/** A line through points, of which older ones count less. */
 class LineFit {
   #x: number | undefined = undefined;
   #y = 0;
@@ -172,10 +159,7 @@ class LineFit {
     this.#covariance = (1 - WEIGHT) * (this.#covariance + WEIGHT * dx * dy);
   }
 
-  /**
-   * Undefined without points. Where they hardly differ in x, the line is taken to begin at 0, and
-   * it never begins below.
-   */
+  /** Undefined without points. The line begins at 0 if they hardly differ in x, and never below. */
   get slope(): number | undefined {
     if (this.#x === undefined) return undefined;
     const fromZero = this.#y / this.#x;

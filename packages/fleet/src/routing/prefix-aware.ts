@@ -1,53 +1,38 @@
 import { createHash } from "node:crypto";
 import type { Instance, KvEventStatus } from "../instances/instance.js";
 import type { CachedPrefixes } from "../kv-events/kv-event-subscriber.js";
-import { promptIds, writtenIds } from "../request/generation-request.js";
+import { unsaltedIds, writtenIds } from "../request/generation-request.js";
 import { LeastLoaded, type Routing, type RoutingContext } from "./routing.js";
 
 /** Options of `prefixAware`. */
 export interface PrefixAwareOptions {
   /**
    * The prefixes that instances report. Without it, and for text prompts, the strategy remembers
-   * the instances that got each prefix.
+   * where it sent each prefix.
    */
   readonly cached?: CachedPrefixes | undefined;
   /**
-   * How many more requests in flight than the least loaded instance an instance may have and still
-   * be chosen for its cache. @default 8
+   * How many more requests in flight than the least loaded instance a cached choice may have.
+   * @default 8
    */
   readonly maxImbalance?: number | undefined;
-  /** Characters of a prompt that make one step of a remembered prefix. @default 256 */
+  /** Characters of a prompt per step of a remembered prefix. @default 256 */
   readonly chunkLength?: number | undefined;
-  /** Remembered prefixes, of which the least recently used are dropped. @default 50_000 */
+  /** Most remembered prefixes; the least recently used are dropped. @default 50_000 */
   readonly maxPrefixes?: number | undefined;
 }
 
 const MAX_CHUNKS = 256;
-/**
- * So few instances that may have the same begin of a prompt cached are all asked for the tokens; of
- * more, only the least loaded.
- */
+/** Up to this many holders of a prefix are all asked; of more, only the least loaded. */
 const ALL_ASKED = 4;
 const MAX_ASKED = 16;
 
-/** The part of a prompt that an instance has cached. */
-interface FoundPrefix {
-  readonly instance: Instance;
-  /** By its KV events; undefined where it publishes none, or the prompt is text. */
-  readonly tokens: number | undefined;
-  readonly characters: number;
-}
-
-/** An instance that has a begin of the prompt, and how long it is. */
 interface Scored {
   readonly instance: Instance;
   readonly score: number;
 }
 
-/**
- * Chooses the instance with the longest part of the prompt in its prefix cache, unless it is much
- * busier than another.
- */
+/** Chooses the longest cached prefix, unless the instance is much busier than another. */
 export function prefixAware(options: PrefixAwareOptions = {}): Routing {
   return new PrefixAware(options);
 }
@@ -59,10 +44,16 @@ class PrefixAware implements Routing {
   readonly #remembered: RememberedPrefixes;
   readonly #byLoad = new LeastLoaded();
   #known: readonly Instance[] = [];
-  /** They did not report when they were last asked: their KV events may not have come yet. */
+  /** Instances that did not report last time. Their KV events may come later. */
   readonly #silent = new Set<Instance>();
-  /** What the last choice had cached before it: `cachedTokens` follows a choice at once. */
-  #last: { readonly context: RoutingContext; readonly found: FoundPrefix } | undefined;
+  /** What the last instance had of a prompt before it was chosen for it. */
+  #last:
+    | {
+        readonly context: RoutingContext;
+        readonly instance: Instance;
+        readonly characters: number;
+      }
+    | undefined;
 
   constructor({ cached, maxImbalance = 8, ...options }: PrefixAwareOptions) {
     this.#cached = cached;
@@ -71,39 +62,38 @@ class PrefixAware implements Routing {
   }
 
   choose(candidates: readonly Instance[], context: RoutingContext): Instance | undefined {
-    const ids = tokensOf(context);
+    const ids = unsaltedIds(context.request);
     const most = this.#byLoad.fewest(candidates) + this.#maxImbalance;
     const reported = ids === undefined ? undefined : this.#findReported(ids, candidates, most);
-    // Where all that is chosen reports its cache, what was remembered before says nothing.
+    // If all candidates report, remembered prefixes say nothing.
     const isReported = this.#remembered.isEmpty || (ids !== undefined && this.#silent.size === 0);
     const sent = isReported ? undefined : this.#remembered.longest(context, candidates, most);
     const best = (sent?.score ?? 0) > (reported?.score ?? 0) ? sent : reported;
     if (best !== undefined) this.#byLoad.chosen(best.instance);
-    const chosen = best?.instance ?? this.#byLoad.choose(candidates);
-    if (chosen === undefined) return undefined;
+    const instance = best?.instance ?? this.#byLoad.choose(candidates);
+    if (instance === undefined) return undefined;
 
-    if (best !== undefined && best === reported) {
-      this.#silent.delete(chosen);
-      const found = { instance: chosen, tokens: reported.score, characters: 0 };
-      this.#last = { context, found };
-      return chosen;
+    if (best !== undefined && best === reported) this.#silent.delete(instance);
+    else if (this.#reportedTokens(instance, ids) === undefined) {
+      const characters = this.#remembered.characters(context, instance);
+      this.#last = { context, instance, characters };
+      this.#remembered.add(context, instance);
     }
-    const found = this.#find(chosen, context);
-    this.#last = { context, found };
-    // What an instance reports need not be remembered.
-    if (found.tokens === undefined) this.#remembered.add(context, chosen);
-    return chosen;
+    return instance;
   }
 
   cachedTokens(instance: Instance, context: RoutingContext, charactersPerToken: number): number {
+    const tokens = this.#reportedTokens(instance, unsaltedIds(context.request));
+    if (tokens !== undefined) return tokens;
     const last = this.#last;
-    const isLast = last?.context === context && last.found.instance === instance;
-    const found = isLast ? last.found : this.#find(instance, context);
-    if (found.tokens !== undefined) return found.tokens;
-    // The text of a list of token ids has no fixed number of characters per token.
+    const characters =
+      last?.context === context && last.instance === instance
+        ? last.characters
+        : this.#remembered.characters(context, instance);
+    // Token ids have no fixed number of characters.
     const ids = context.request && writtenIds(context.request)?.slice(0, 1000);
     const perToken = ids === undefined ? charactersPerToken : `[${ids.join()}]`.length / ids.length;
-    return Math.floor(found.characters / perToken);
+    return Math.floor(characters / perToken);
   }
 
   instancesChanged(instances: readonly Instance[]): void {
@@ -131,7 +121,6 @@ class PrefixAware implements Routing {
     this.#cached?.close();
   }
 
-  /** The least loaded of those that report to have the longest begin of the prompt. */
   #findReported(
     ids: ArrayLike<number>,
     candidates: readonly Instance[],
@@ -162,24 +151,22 @@ class PrefixAware implements Routing {
     return best;
   }
 
-  #find(instance: Instance, context: RoutingContext): FoundPrefix {
-    const ids = tokensOf(context);
-    const tokens = ids === undefined ? undefined : this.#cached?.matchedTokens(instance, ids);
-    if (tokens !== undefined) this.#silent.delete(instance);
-    else if (ids !== undefined) this.#silent.add(instance);
-    const characters = tokens === undefined ? this.#remembered.characters(context, instance) : 0;
-    return { instance, tokens, characters };
+  /** Undefined without KV events or token ids. */
+  #reportedTokens(instance: Instance, ids: ArrayLike<number> | undefined): number | undefined {
+    if (ids === undefined) return undefined;
+    const tokens = this.#cached?.matchedTokens(instance, ids);
+    if (tokens === undefined) this.#silent.add(instance);
+    else this.#silent.delete(instance);
+    return tokens;
   }
 }
 
-/** Which instances got which prefixes before. */
 class RememberedPrefixes {
   readonly #byLoad: LeastLoaded;
   readonly #chunkLength: number;
   readonly #max: number;
-  /** By prefix, in the order of their last use. */
   readonly #holders = new Map<string, Set<Instance>>();
-  /** By the fields of a request, which all copies of a prompt share. */
+  /** All copies of a prompt share these fields. */
   readonly #keys = new WeakMap<object, readonly string[]>();
 
   constructor(
@@ -201,7 +188,6 @@ class RememberedPrefixes {
     return (missing === -1 ? keys.length : missing) * this.#chunkLength;
   }
 
-  /** The least loaded of those that got the longest begin of the prompt. */
   longest(
     context: RoutingContext,
     candidates: readonly Instance[],
@@ -211,7 +197,6 @@ class RememberedPrefixes {
     let size = 0;
     for (let count = keys.length; count > 0; count -= 1) {
       const holders = this.#holders.get(keys[count - 1] ?? "");
-      // As many as got a longer one: these are the same.
       if (holders === undefined || holders.size === size) continue;
       size = holders.size;
       const [instance] = this.#byLoad.holders(candidates, holders, most, 1);
@@ -228,7 +213,7 @@ class RememberedPrefixes {
       all.set(key, holders.add(chosen));
     }
     if (all.size <= this.#max) return;
-    // Some at once: a search for the first key passes those that were deleted before it.
+    // Many at once, as finding the first key passes all deleted ones.
     for (const key of all.keys()) {
       if (all.size <= 0.9 * this.#max) break;
       all.delete(key);
@@ -253,25 +238,13 @@ class RememberedPrefixes {
   }
 }
 
-/**
- * Undefined also for a prompt with a salt: its blocks have hashes of their own, which the index
- * leaves out.
- */
-function tokensOf({ request }: RoutingContext): ArrayLike<number> | undefined {
-  if (request === undefined || request.fields.cache_salt != null) return undefined;
-  return promptIds(request);
-}
-
-/**
- * The begin of a value as JSON, at least `length` characters where it has them: a prompt of many
- * megabytes is not written anew to see its begin.
- */
+/** At least `length` characters of a value as JSON, without writing all of it. */
 function beginOf(value: unknown, length: number): string {
   if (typeof value === "string") return JSON.stringify(value.slice(0, length));
   if (typeof value !== "object" || value === null) return JSON.stringify(value) ?? "null";
   if (Array.isArray(value) || value instanceof Int32Array) {
     let text = "[";
-    // By its position: `for … in` would first list the names of all elements.
+    // `for … in` would first list all elements.
     for (let at = 0; at < value.length && text.length < length; at += 1)
       text += `${beginOf(value[at], length - text.length)},`;
     return text;
@@ -285,10 +258,7 @@ function beginOf(value: unknown, length: number): string {
   return text;
 }
 
-/**
- * One key for each chunk with all chunks before it. A cache is also keyed by model, salt and tools,
- * so these are hashed first.
- */
+/** One key per prefix of whole chunks. Model, salt and tools also key a cache. */
 function prefixKeys(fields: Readonly<Record<string, unknown>>, chunkLength: number): string[] {
   const { model, prompt, messages, input, instructions, system, tools, cache_salt: salt } = fields;
   const content = prompt ?? messages ?? input;

@@ -1,14 +1,12 @@
 import { KvError } from "@kv/interface";
+import { unknownKeys } from "@kv/program/unknown-keys";
 import { z } from "zod";
 import { instanceSpecSchema } from "../instances/instance-spec.js";
 import { PAIRING_MODES } from "../pairing/pairing-settings.js";
 import { ROUTING_NAMES } from "../routing/built-in-routings.js";
 import { counted, group, ms, setting } from "./settings-table.js";
 
-/**
- * Times of the connections to instances, and for which instances are left out, as members of a zod
- * schema.
- */
+/** Times for connecting to instances and leaving them out, as members of a zod schema. */
 export const instanceTimes = {
   connectMs: ms(5_000)`time limit to connect to an instance`,
   coolDownMs: ms(
@@ -28,6 +26,16 @@ const healthSchema = z.strictObject({
   failures: counted(
     2,
   )`failed checks in a row that eject an instance; the first good one takes it back`,
+});
+
+const outlierDetectionSchema = z.strictObject({
+  consecutiveFailures: setting(
+    z.number().int().nonnegative().default(5),
+  )`failed requests in a row that eject an instance while another one of its role does not fail; 0: none do`,
+  baseEjectionTimeMs: ms(
+    30_000,
+  )`how long such an instance is left out, until one request at a time tries it; each try that fails adds as much`,
+  maxEjectionTimeMs: ms(300_000)`how long it is left out at most`,
 });
 
 const pairingSchema = z.strictObject({
@@ -50,40 +58,32 @@ const roles = <S extends z.ZodType>(schema: S) =>
 const label = () => setting(z.string().min(1).max(317).optional());
 const serviceName = z.string().regex(/^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/);
 
-/** The options of `kubernetesDiscovery`. */
-const kubernetesSchema = z
-  .strictObject({
-    kubeconfig: setting(z.string().optional())`kubeconfig file (default: that of the environment)`,
-    context: setting(z.string().optional())`context of the kubeconfig (default: its current one)`,
-    namespace: setting(
-      serviceName.optional(),
-    )`--kubernetes-namespace <name>: namespace of the pods (default:
+const kubernetesSchema = z.strictObject({
+  kubeconfig: setting(z.string().optional())`kubeconfig file (default: that of the environment)`,
+  context: setting(z.string().optional())`context of the kubeconfig (default: its current one)`,
+  namespace: setting(
+    serviceName.optional(),
+  )`--kubernetes-namespace <name>: namespace of the pods (default:
         that of the context or the pod)`,
-    podSelector: setting(
-      z.string().min(1).optional(),
-    )`--kubernetes-pods <selector>: follow the pods with
+  podSelector: setting(z.string().min(1))`--kubernetes-pods <selector>: follow the pods with
         these labels, such as app=vllm; their roles are by the label llm-d.ai/role (needs
         @kubernetes/client-node)`,
-    services: setting(
-      roles(serviceName).optional(),
-    )`in place of podSelector: the service of each role`,
-    port: setting(
-      z.union([portName, roles(portName)]).optional(),
-    )`HTTP port of the pods, by name or number; one,
+  port: setting(
+    z.union([portName, roles(portName)]).optional(),
+  )`HTTP port of the pods, by name or number; one,
         or one for each role (default: http)`,
-    sideChannelPort: setting(portName.optional())`port of the pods' side channels`,
-    roleLabel: label()`label with the role of a pod (default: llm-d.ai/role)`,
-    revisionLabel: label()`label that differs for pods that do not pair, until their side channels are read`,
-    dataParallelLabel: label()`label with the number of data-parallel ranks; each is an instance`,
-    ipFamily: setting(
-      z.union([z.literal(4), z.literal(6)]).optional(),
-    )`4 or 6, for pods with addresses of both
-        (default: that of the first address; of services 4)`,
-  })
-  .refine(
-    ({ podSelector, services }) => (podSelector === undefined) !== (services === undefined),
-    "give either podSelector or services",
-  );
+  sideChannelPort: setting(portName.optional())`port of the pods' side channels`,
+  roleLabel: label()`label with the role of a pod (default: llm-d.ai/role)`,
+  revisionLabel: label()`label that differs for pods that do not pair, until their side channels are read`,
+  dataParallelLabel: label()`label with the number of data-parallel ranks; each is an instance`,
+  ipFamily: setting(
+    z.union([z.literal(4), z.literal(6)]).optional(),
+  )`4 or 6, for pods with addresses of both
+        (default: that of the first address)`,
+});
+
+/** The setting `discovery.kubernetes`. */
+export type KubernetesSettings = z.input<typeof kubernetesSchema>;
 
 const dnsSchema = z.strictObject({
   prefill: setting(
@@ -98,9 +98,7 @@ const discoverySchema = z
     file: setting(z.string().optional())`--discovery-file <file>: follow a JSON file that lists the
         instances`,
     dns: setting(dnsSchema.optional())`follow DNS names, whose addresses are instances`,
-    kubernetes: setting(
-      kubernetesSchema.optional(),
-    )`follow pods or services in a Kubernetes cluster`,
+    kubernetes: setting(kubernetesSchema.optional())`follow pods in a Kubernetes cluster`,
     intervalMs: ms(5_000)`time between two reads of a file or of DNS`,
   })
   .refine(
@@ -109,12 +107,20 @@ const discoverySchema = z
     "give one of file, dns and kubernetes",
   );
 
+const kvSourcesSchema = z.strictObject({
+  pools: setting(
+    z.array(z.string()).default([]),
+  )`--kv-pool <url...>: admin addresses (host:port) of kv-pool, from which prefill instances fetch
+      prefixes`,
+  tierPort: setting(
+    z.number().int().min(1).max(65_535).optional(),
+  )`--kv-tier-port <port>: port of the instances' P2P tier (a further one for each data-parallel
+      rank), from which prefill instances fetch prefixes (default: no instance is a source)`,
+});
+
 const routingSchema = z.enum(ROUTING_NAMES).default("round-robin");
 
-/**
- * The settings of every front end: which instances there are, how they are chosen, paired and
- * checked. Members of a zod schema.
- */
+/** The settings of every front end, as members of a zod schema. */
 export const fleetSettings = {
   ...group("Instances", {
     prefillers: setting(
@@ -130,6 +136,9 @@ export const fleetSettings = {
   }),
   ...group("Health checks", {
     health: setting(healthSchema.prefault({}))`health checks of instances`,
+    outlierDetection: setting(
+      outlierDetectionSchema.prefault({}),
+    )`which instances are left out because their requests fail`,
   }),
   ...group("Pairing", {
     pairing: setting(
@@ -149,6 +158,9 @@ export const fleetSettings = {
         })
         .prefault({}),
     )`how instances are chosen`,
+    kvSources: setting(
+      kvSourcesSchema.prefault({}),
+    )`where prefill instances with vLLM's P2P tier fetch the start of a prompt`,
     disaggregateAbove: setting(
       z.number().int().nonnegative().optional(),
     )`--disaggregate-above <tokens>: a
@@ -161,16 +173,16 @@ const times = z.object(instanceTimes);
 const settings = z.object(fleetSettings);
 /** The settings of `Fleet` with their defaults. */
 export interface FleetSettings extends z.output<typeof settings> {
-  /** Names of the clients' headers that instances get, beside those that all get. */
+  /** In addition to those always forwarded. */
   readonly forwardHeaders: readonly string[];
   readonly timeouts: z.output<typeof times>;
 }
-/** The settings of `Fleet` as a program, a file or a command line gives them. */
+/** The settings of `Fleet` as given. */
 export type FleetSettingsInput = z.input<typeof settings>;
 
 /**
- * Checks settings against a zod schema and fills in defaults. `subject` begins the error's message,
- * and `readme` is where the settings are described.
+ * Checks settings and fills in defaults. `subject` begins the error's message, and `readme`
+ * describes the settings.
  *
  * @throws `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, with the name of each wrong setting.
  */
@@ -179,7 +191,7 @@ export function parseSettings<S extends z.ZodType>(
   input: unknown,
   { subject, readme }: { readonly subject: string; readonly readme: string },
 ): z.output<S> {
-  const result = schema.safeParse(input);
+  const result = schema.safeParse(input, { error: unknownKeys });
   if (result.success) return result.data;
   const problems = result.error.issues.map(
     (issue) => `${issue.path.join(".") || "settings"}: ${issue.message}`,
@@ -192,11 +204,7 @@ export function parseSettings<S extends z.ZodType>(
   );
 }
 
-/**
- * The value of a JSON file.
- *
- * @throws `KV_CONFIG_INVALID` with the file's name.
- */
+/** @throws `KV_CONFIG_INVALID` with the file's name. */
 export function readJsonFile(path: string, readFile: (path: string) => string): unknown {
   try {
     return JSON.parse(readFile(path));

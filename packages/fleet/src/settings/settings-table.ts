@@ -1,35 +1,29 @@
 import { z } from "zod";
 
-/**
- * What the table of settings has of a setting, or of a flag that is no setting, beside its schema.
- */
 interface About {
   readonly description: string;
   readonly flag?: string | undefined;
   readonly heading?: string | undefined;
-  /** What holds where it is not given, with its unit; undefined: nothing. */
+  /** With its unit; undefined if nothing holds without a value. */
   readonly usual?: string | undefined;
 }
 
 /** A setting, or a flag that is no setting. */
 export interface Setting extends About {
-  /** The names that lead to it, such as `["limits", "connections"]`. */
+  /** Such as `["limits", "connections"]`. */
   readonly path: readonly string[];
   readonly type: z.core.$ZodType;
-  /** The values that it, or each element of a list, may have; undefined: others too. */
+  /** Of the value, or of a list's elements; undefined if others are allowed. */
   readonly choices?: readonly string[] | undefined;
 }
 
-/**
- * The table of settings: schemas with what is said of them. Commands, their help, the JSON schemas
- * and the READMEs follow from it.
- */
+/** Commands, their help, JSON schemas and READMEs follow from this table. */
 const table = z.registry<About>();
 
 /**
- * Adds a setting, or a flag that is no setting, to the table by its line of help:
- * `FLAG: what it sets (default: what holds without it)`. A setting of files alone has no flag, and
- * where the schema has a default the line has none.
+ * Adds a setting, or a flag that is no setting, by its line of help:
+ * `FLAG: what it sets (default: what holds without it)`. Settings of files alone have no flag. The
+ * schema's default is not repeated.
  */
 export function setting<S extends z.ZodType>(schema: S) {
   return (text: TemplateStringsArray, ...values: readonly (string | number)[]): S => {
@@ -42,24 +36,24 @@ export function setting<S extends z.ZodType>(schema: S) {
   };
 }
 
-/** Gives the flags of settings, and of those inside of them, a heading in the help. */
+/** Gives flags, also nested ones, a heading in the help. */
 export function group<Shape extends z.ZodRawShape>(heading: string, shape: Shape): Shape {
   for (const member of Object.values(shape))
     table.add(member, { description: "", ...table.get(member), heading });
   return shape;
 }
 
-/** A number of things, as a zod schema. */
+/** A positive whole number, as a zod schema. */
 export const count = z.number().int().positive();
-/** The port of a listener, as a zod schema; 0 takes a free one. */
+/** A listener's port, as a zod schema; 0 takes a free one. */
 export const listenerPort = z.number().int().min(0).max(65_535);
 /** A setting in milliseconds, with its default. */
 export const ms = (usual: number) => setting(z.number().positive().max(86_400_000).default(usual));
-/** A setting that is a number of things or bytes, with its default. */
+/** A number of things or bytes, with its default. */
 export const counted = (usual: number) => setting(count.default(usual));
 
 /**
- * The settings of a schema. An object counts where it has a flag, and its members where they are
+ * The settings of a schema. An object counts if it has a flag, and its members if they are
  * settings.
  */
 export function settingsIn(
@@ -80,7 +74,6 @@ export function settingsIn(
   });
 }
 
-/** The schema inside of `optional`, `default`, `prefault` and a transformation. */
 export function withoutDefault(schema: z.core.$ZodType): z.core.$ZodType {
   if (schema instanceof z.ZodPipe) return withoutDefault(schema.in);
   const isWrapped =
@@ -90,7 +83,6 @@ export function withoutDefault(schema: z.core.$ZodType): z.core.$ZodType {
   return isWrapped ? withoutDefault(schema.unwrap()) : schema;
 }
 
-/** The default of a schema. The unit of a number is in the setting's name. */
 function shownDefault(name: string, schema: z.core.$ZodType): string | undefined {
   const value = schema instanceof z.ZodDefault ? schema.def.defaultValue : "";
   if (typeof value !== "number") return `${value}` || undefined;

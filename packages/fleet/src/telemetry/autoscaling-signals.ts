@@ -10,20 +10,19 @@ import {
   usageOf,
 } from "../routing/prefill-costs.js";
 
-/** What an autoscaler needs to know, as JSON for `/status`. A value that is not known is null. */
+/** What an autoscaler needs, for `/status`. Unknown values are null. */
 export interface SignalsStatus {
   readonly prefill_waiting: number;
-  /** KV that is ready at prefill instances and that no decode instance has read (pull). */
+  /** KV at prefill instances that nobody has read (pull). */
   readonly kv_unread: {
     readonly count: number;
-    /** Bytes, of the instances whose side channel was read. */
+    /** Only of instances with a side channel that was read. */
     readonly bytes: number | null;
     readonly oldest_ms: number;
   };
   readonly decode_in_flight: number | null;
-  /** Share of the prompts' tokens of the last minutes that prefill instances had cached. */
+  /** Of the last minutes. */
   readonly prefix_hit_rate: number | null;
-  /** How many instances the prompts of the last minutes need; null where none was measured. */
   readonly recommended: RecommendedInstances | null;
 }
 
@@ -48,7 +47,7 @@ interface UnreadKv {
 
 const BUCKET_MS = 10_000;
 const BUCKETS = 30;
-/** A prefill instance is to be busy for this share of the time, so that prompts hardly wait. */
+/** A prefill instance's busy share at which prompts hardly wait. */
 const BUSY = 0.8;
 
 export interface SignalsOptions {
@@ -60,7 +59,7 @@ export interface SignalsOptions {
   readonly metrics: Metrics;
 }
 
-/** Measures what autoscalers of prefill and decode instances need, over the last five minutes. */
+/** Measures over five minutes what autoscalers need. */
 export class AutoscalingSignals {
   readonly #options: SignalsOptions;
   readonly #unread = new MemberList<UnreadKv>();
@@ -70,17 +69,14 @@ export class AutoscalingSignals {
     this.#options = options;
   }
 
-  /**
-   * A prefill leg has ended with a computed prompt, of which so many tokens were expected to be
-   * cached. Returns how many were; undefined where that is not known.
-   */
+  /** Returns the cached tokens of the prompt; undefined if unknown. */
   prefillEnded(leg: EndedPrefill, expectedCachedTokens = 0): number | undefined {
     const { costs, metrics } = this.#options;
     costs.ended(leg);
     const { promptTokens = 0 } = usageOf(leg.usage);
     const known = uncomputedTokens(leg);
     const cachedTokens = known ?? 0;
-    // A leg that waited behind others took longer than its prompt kept the instance busy.
+    // A wait behind other legs was no work for this prompt.
     const estimatedMs = costs.legMs(Math.max(0, promptTokens - cachedTokens)) ?? leg.durationMs;
     this.prefilled(promptTokens, cachedTokens, Math.min(leg.durationMs, estimatedMs));
     if (promptTokens > 0) metrics.count("kv_proxy_prompt_tokens_total", promptTokens);
@@ -90,7 +86,6 @@ export class AutoscalingSignals {
     return known;
   }
 
-  /** A prompt is computed. `workMs`: what it took of the instance's time. */
   prefilled(promptTokens: number, cachedTokens: number, workMs: number): void {
     const nowMs = this.#options.clock.now();
     let bucket = this.#buckets.at(-1);
@@ -104,10 +99,7 @@ export class AutoscalingSignals {
     bucket.workMs += workMs;
   }
 
-  /**
-   * The KV of a part is ready at a prefill instance. Returns a function that says that it was read,
-   * or will not be.
-   */
+  /** Returns a function to call when the KV was read or never will be. */
   kvReady(instance: Instance, blockIds: unknown, readyAtMs: number): () => void {
     const bytes = this.#options.pairing?.kvBytes(instance, blockIds);
     const unread = this.#unread.join({ readyAtMs, bytes });
@@ -145,18 +137,14 @@ export class AutoscalingSignals {
 }
 
 /**
- * What one process measured over the last five minutes. The measurements of several processes with
- * the same instances add up.
+ * One process's measurements of five minutes, which add up over processes. `unread.bytes` are those
+ * of `countWithBytes`.
  */
 export interface MeasuredSignals {
   readonly promptTokens: number;
   readonly cachedTokens: number;
   readonly workMs: number;
   readonly windowMs: number;
-  /**
-   * KV that no decode instance has read: how much of it, of how much the bytes are known, and the
-   * age of the oldest in milliseconds.
-   */
   readonly unread: {
     readonly count: number;
     readonly countWithBytes: number;
@@ -171,10 +159,7 @@ export interface InstanceLoad {
   readonly available: boolean;
 }
 
-/**
- * The signals of all processes together. `prefillers` and `decoders` have the load from all of
- * them.
- */
+/** `prefillers` and `decoders` have the load from all processes. */
 export function signalsOf(
   measured: readonly MeasuredSignals[],
   prefillers: readonly InstanceLoad[],
@@ -209,10 +194,7 @@ export function signalsOf(
   };
 }
 
-/**
- * Little's law: the time that prompts take of each second is the number of instances that are busy
- * with them.
- */
+/** Little's law: work per second is the number of busy instances. */
 function recommended(
   workMs: number,
   windowMs: number,

@@ -4,7 +4,7 @@ import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { silentLog } from "@kv/interface";
-import { readSpans } from "@kv/protocol";
+import { readSpans } from "@kv/testing/recorded-spans";
 import { afterEach, expect, test, vi } from "vitest";
 import { openTracer } from "./open-tracer.js";
 

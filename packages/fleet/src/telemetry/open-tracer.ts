@@ -2,24 +2,22 @@ import { createWriteStream, openSync } from "node:fs";
 import { KvError, type Log, type Tracer } from "@kv/interface";
 import type { SpanExporter } from "@opentelemetry/sdk-trace";
 
-/** Spans of one server: what `openTracer` opened. */
+/** The result of `openTracer`. */
 export interface OpenedTracer {
   readonly tracer: Tracer | undefined;
-  /** Resolves when all spans that have ended were written or dropped. */
+  /** Resolves when all ended spans were written or dropped. */
   close(): Promise<void>;
 }
 
-/** Spans that wait for a slow file or collector, at most. What comes after that is dropped. */
+/** For a slow file or collector. Later spans are dropped. */
 const MAX_WAITING_SPANS = 16_384;
-/** How long an ended span waits for others. */
 const BATCH_MS = 500;
 
 /**
- * Opens the outputs for spans that a program was asked for: `file`, to which it appends lines of
- * OTLP JSON, and the collector of `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, or of
- * `OTEL_EXPORTER_OTLP_ENDPOINT` with `/v1/traces` (OTLP over HTTP in JSON, headers of
- * `OTEL_EXPORTER_OTLP_HEADERS`). OpenTelemetry's packages are loaded only where one of them is
- * given. Spans that cannot be written are dropped and logged.
+ * Opens outputs for spans: `file`, to which it appends OTLP JSON lines, and the collector of
+ * `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, or of `OTEL_EXPORTER_OTLP_ENDPOINT` with `/v1/traces` (OTLP
+ * over HTTP in JSON, headers of `OTEL_EXPORTER_OTLP_HEADERS`). Spans that cannot be written are
+ * dropped and logged.
  *
  * @throws `KV_CONFIG_INVALID` for a file that cannot be opened, an endpoint that is no URL, and a
  * protocol other than http/json.
@@ -40,7 +38,6 @@ export async function openTracer(
       import("@opentelemetry/exporter-trace-otlp-http"),
     ],
   );
-  // A queue that is full, and settings of the environment that are not used.
   const warn = (message: string) => log.warn("open-telemetry", { message });
   diag.setLogger(
     { error: warn, warn, info: warn, debug: warn, verbose: warn },
@@ -76,7 +73,7 @@ async function fileExporter(file: string): Promise<SpanExporter> {
   const { JsonTraceSerializer } = await import("@opentelemetry/otlp-transformer");
   let fd: number;
   try {
-    // Request ids and addresses are for their owner only.
+    // Only the owner may see ids and addresses.
     fd = openSync(file, "a", 0o600);
   } catch (cause) {
     throw new KvError("KV_CONFIG_INVALID", `--trace ${file} cannot be written: ${String(cause)}`, {
@@ -84,7 +81,6 @@ async function fileExporter(file: string): Promise<SpanExporter> {
     });
   }
   const stream = createWriteStream(file, { fd });
-  // Each write hands its error on.
   stream.on("error", () => {});
   return {
     export(spans, done) {
@@ -98,10 +94,10 @@ async function fileExporter(file: string): Promise<SpanExporter> {
   };
 }
 
-/** `ExportResultCode` of `@opentelemetry/core`. */
+/** Values of `ExportResultCode` of `@opentelemetry/core`. */
 const [SUCCESS, FAILED] = [0, 1];
 
-/** Logs the first batch that `exporter` loses, and each tenfold of it. */
+/** Logs the first lost batch and each tenfold. */
 function reporting(exporter: SpanExporter, to: string, log: Log): SpanExporter {
   let losses = 0;
   return {
@@ -110,7 +106,7 @@ function reporting(exporter: SpanExporter, to: string, log: Log): SpanExporter {
         if (code !== SUCCESS) losses += 1;
         if (code !== SUCCESS && /^10*$/.test(String(losses)))
           log.warn("spans-dropped", { to, why: error?.message, losses });
-        // A failure would end the wait for the other exporter.
+        // A failure would end the other exporter's wait.
         done({ code: SUCCESS });
       }),
     shutdown: () => exporter.shutdown(),

@@ -1,5 +1,6 @@
 import type { Metrics } from "@kv/interface";
 import {
+  AggregatorRegistry,
   Counter,
   Gauge,
   Histogram,
@@ -14,10 +15,9 @@ import type { SignalsStatus } from "./autoscaling-signals.js";
 
 type Labels = Readonly<Record<string, string>>;
 
-/** A metric with its samples, as `PrometheusMetrics.json` has it. */
+/** A metric with its samples, as in `PrometheusMetrics.json`. */
 export type MetricAsJson = MetricObjectWithValues<MetricValue<string>>;
 
-/** Help texts of the metrics. */
 const HELP: Readonly<Record<string, string>> = {
   kv_proxy_requests_total:
     "Requests of clients that have ended, by endpoint and outcome (a status or a KvError code)",
@@ -54,10 +54,7 @@ const BUCKETS_SECONDS = [
 ];
 
 const OUTCOMES = ["sent", "refused", "failed"];
-/**
- * Counters whose labels are known are there from the start: without a first sample of 0,
- * `increase()` misses their first event. By name, their outcomes.
- */
+/** Counters that start at 0, with their outcomes. Else `increase()` misses the first event. */
 const FROM_THE_START: Readonly<Record<string, readonly string[] | undefined>> = {
   kv_proxy_restarts_total: undefined,
   kv_proxy_decode_alone_total: undefined,
@@ -73,62 +70,84 @@ const FROM_THE_START: Readonly<Record<string, readonly string[] | undefined>> = 
   kv_proxy_readback_released_total: OUTCOMES,
 };
 
-/**
- * The state of the instances, by role and server. The label is not `instance`: Prometheus writes
- * its target there. Of several workers, loads and counts add up; the rest is as the worker has it
- * that sees the instance worst.
- */
-const INSTANCE_METRICS: readonly (readonly [
-  Metric: typeof Gauge | typeof Counter,
+/** A value that is read at each scrape. Workers' values are left out unless they aggregate. */
+type ReadMetric<S> = readonly [
   name: string,
   help: string,
-  value: (status: InstanceStatus) => number | undefined,
-])[] = [
-  [Gauge, "kv_proxy_instance_in_flight", "Legs at an instance", (status) => status.in_flight],
+  numberOf: (source: S) => number | null | undefined,
+  aggregator?: "sum" | "min" | "max",
+  Metric?: typeof Counter,
+];
+
+/**
+ * By role and server; Prometheus writes its target to `instance`. Workers' loads and counts add up.
+ * Other values come from the worker that sees the worst state.
+ */
+const INSTANCE_METRICS: readonly ReadMetric<InstanceStatus>[] = [
+  ["kv_proxy_instance_in_flight", "Legs at an instance", (status) => status.in_flight, "sum"],
   [
-    Gauge,
     "kv_proxy_instance_available",
     "1 while an instance takes requests",
     (status) => Number(status.available),
+    "min",
   ],
   [
-    Counter,
     "kv_proxy_instance_requests_total",
     "Legs that went to an instance",
     (status) => status.requests,
+    "sum",
+    Counter,
   ],
   [
-    Counter,
     "kv_proxy_instance_failures_total",
     "Legs that failed at an instance",
     (status) => status.failures,
+    "sum",
+    Counter,
   ],
   [
-    Gauge,
+    "kv_proxy_instance_ejections_total",
+    "Ejections of an instance, by failed checks or failed requests in a row",
+    (status) => status.ejections,
+    "sum",
+    Counter,
+  ],
+  [
     "kv_proxy_instance_pairs",
     "Instances of the other role that an instance fits",
-    ({ pairing }) => (pairing === null ? undefined : pairing.partners),
+    ({ pairing }) => pairing?.partners,
+    "min",
   ],
   [
-    Gauge,
     "kv_proxy_instance_cached_blocks",
     "Blocks of an instance's prefix cache that its KV events have announced",
     ({ kv_events: events }) => events?.blocks,
+    "min",
   ],
   [
-    Gauge,
     "kv_proxy_instance_kv_events_complete",
     "1 while these are all blocks of the cache",
-    ({ kv_events: events }) => (events === null ? undefined : Number(events.complete)),
+    ({ kv_events: events }) => events && Number(events.complete),
+    "min",
   ],
 ];
+/** `/status` has the values. As labels they would make endless series. */
+const UNPAIRED: ReadMetric<InstanceStatus> = [
+  "kv_proxy_instance_unpaired",
+  "1 while an instance fits no instance of the other role, by the factor that differs",
+  () => 1,
+  "max",
+];
 
-/** The signals for autoscalers. */
-const SIGNALS: readonly (readonly [
-  name: string,
-  help: string,
-  value: (signals: SignalsStatus) => number | null | undefined,
-])[] = [
+const DISCOVERY: ReadMetric<{ readonly isCurrent: boolean }> = [
+  "kv_proxy_discovery_current",
+  "1 while the last reading of the discovery succeeded; at 0, the instances are the last known ones",
+  ({ isCurrent }) => Number(isCurrent),
+  "min",
+];
+
+/** Computed from all workers' measurements. */
+const SIGNALS: readonly ReadMetric<SignalsStatus>[] = [
   [
     "kv_proxy_prefill_waiting",
     "Prefill legs behind another one at their instance",
@@ -166,81 +185,48 @@ const SIGNALS: readonly (readonly [
   ],
 ];
 
-/** What ended turns hold at a decode instance. */
-const PINNED: readonly (readonly [
-  name: string,
-  help: string,
-  member: Exclude<keyof PinnedStatus, "server">,
-])[] = [
-  ["kv_proxy_readback_objects", "Ended turns that further turns can use", "objects"],
-  ["kv_proxy_readback_pinned_blocks", "Blocks that a decode instance holds for them", "blocks"],
-  ["kv_proxy_readback_pinned_bytes", "Bytes of these, where lengths of blocks are known", "bytes"],
-  ["kv_proxy_readback_budget_blocks", "The most blocks that they may hold there", "budget_blocks"],
+/** All workers share one store. */
+const PINNED: readonly ReadMetric<PinnedStatus>[] = [
+  [
+    "kv_proxy_readback_objects",
+    "Ended turns that further turns can use",
+    (pinned) => pinned.objects,
+  ],
+  [
+    "kv_proxy_readback_pinned_blocks",
+    "Blocks that a decode instance holds for them",
+    (pinned) => pinned.blocks,
+  ],
+  [
+    "kv_proxy_readback_pinned_bytes",
+    "Bytes of these, where lengths of blocks are known",
+    (pinned) => pinned.bytes,
+  ],
+  [
+    "kv_proxy_readback_budget_blocks",
+    "The most blocks that they may hold there",
+    (pinned) => pinned.budget_blocks,
+  ],
 ];
 
-type CreateMetric<S> = (options: {
-  readonly name: string;
-  readonly help: string;
-  readonly labelNames: string[];
-}) => { labels(labels: Labels): S };
-
-/** Metrics of one kind, which are created with their first sample, and their series. */
-class Series<S> {
-  readonly #metrics = new Map<string, { labels(labels: Labels): S }>();
-  readonly #series = new Map<string, S>();
-  readonly #create: CreateMetric<S>;
-
-  constructor(create: CreateMetric<S>) {
-    this.#create = create;
-  }
-
-  of(name: string, labels: Labels): S {
-    let key = name;
-    for (const label in labels) key += `\n${labels[label]}`;
-    let series = this.#series.get(key);
-    if (series === undefined) {
-      const labelNames = Object.keys(labels);
-      const metric =
-        this.#metrics.get(name) ?? this.#create({ name, help: HELP[name] ?? name, labelNames });
-      this.#metrics.set(name, metric);
-      series = metric.labels(labels);
-      this.#series.set(key, series);
-    }
-    return series;
-  }
-}
-
-/**
- * Metrics in a Prometheus registry of their own. The state of the instances is read at each scrape.
- */
+/** A Prometheus registry that reads the instances' state at each scrape. */
 export class PrometheusMetrics implements Metrics {
   readonly #registry = new Registry();
-  readonly #counters = new Series(
-    (options) => new Counter({ ...options, registers: [this.#registry] }),
-  );
-  readonly #histograms = new Series(
-    (options) =>
-      new Histogram({ ...options, buckets: BUCKETS_SECONDS, registers: [this.#registry] }),
-  );
   readonly #pools: readonly InstancePool[];
-  #instances: readonly LabelledStatus[] = [];
+  #instances: readonly Reading<InstanceStatus>[] = [];
 
   constructor(pools: readonly InstancePool[]) {
     this.#pools = pools;
-    for (const metric of INSTANCE_METRICS) this.#addInstanceMetric(metric);
-    // The values that differ are in `/status`: as labels they would make series without end.
-    addGauge(this.#registry, {
-      name: "kv_proxy_instance_unpaired",
-      help: "1 while an instance fits no instance of the other role, by the factor that differs",
-      labelNames: ["role", "server", "rank", "factor"],
-      aggregator: "max",
-      read: () =>
-        this.#instances.flatMap(({ status: { pairing }, labels }) =>
-          pairing?.state === "unpaired"
-            ? pairing.differences.map(({ factor }) => [1, { ...labels, factor }] as const)
-            : [],
-        ),
-    });
+    const labels = ["role", "server", "rank"];
+    for (const metric of INSTANCE_METRICS)
+      addRead(this.#registry, metric, () => this.#instances, labels);
+    const unpaired = () =>
+      this.#instances.flatMap(([status, own]) =>
+        status.pairing?.state === "unpaired"
+          ? status.pairing.differences.map(({ factor }) => [status, { ...own, factor }] as const)
+          : [],
+      );
+    addRead(this.#registry, UNPAIRED, unpaired, [...labels, "factor"]);
     for (const [name, outcomes] of Object.entries(FROM_THE_START)) {
       if (outcomes === undefined) this.count(name, 0);
       else for (const outcome of outcomes) this.count(name, 0, { outcome });
@@ -248,12 +234,7 @@ export class PrometheusMetrics implements Metrics {
   }
 
   addDiscovery(discovery: { readonly isCurrent: boolean }): void {
-    addGauge(this.#registry, {
-      name: "kv_proxy_discovery_current",
-      help: "1 while the last reading of the discovery succeeded; at 0, the instances are the last known ones",
-      aggregator: "min",
-      read: () => [[Number(discovery.isCurrent)]],
-    });
+    addRead(this.#registry, DISCOVERY, () => [[discovery]]);
   }
 
   addPinned(read: () => readonly PinnedStatus[]): void {
@@ -279,106 +260,70 @@ export class PrometheusMetrics implements Metrics {
   }
 
   count(name: string, by = 1, labels: Labels = {}): void {
-    this.#counters.of(name, labels).inc(by);
+    const known = this.#registry.getSingleMetric(name) as Counter | undefined;
+    const counter = known ?? new Counter(this.#optionsOf(name, labels));
+    counter.inc(labels, by);
   }
 
   observe(name: string, value: number, labels: Labels = {}): void {
-    this.#histograms.of(name, labels).observe(value);
+    const known = this.#registry.getSingleMetric(name) as Histogram | undefined;
+    const histogram =
+      known ?? new Histogram({ ...this.#optionsOf(name, labels), buckets: BUCKETS_SECONDS });
+    histogram.observe(labels, value);
+  }
+
+  #optionsOf(name: string, labels: Labels) {
+    const labelNames = Object.keys(labels);
+    return { name, help: HELP[name] ?? name, labelNames, registers: [this.#registry] };
   }
 
   #readInstances(): void {
     this.#instances = this.#pools.flatMap((pool) =>
       pool.status().map((status) => {
-        const labels: LabelledStatus["labels"] = { role: pool.role, server: status.url };
+        const labels: Record<string, string | number> = { role: pool.role, server: status.url };
         if (status.data_parallel_rank !== null) labels.rank = status.data_parallel_rank;
-        return { status, labels };
+        return [status, labels] as const;
       }),
     );
   }
-
-  #addInstanceMetric([Metric, name, help, read]: (typeof INSTANCE_METRICS)[number]): void {
-    const metric = new Metric({
-      name,
-      help,
-      labelNames: ["role", "server", "rank"],
-      registers: [this.#registry],
-      aggregator: Metric === Counter || name === "kv_proxy_instance_in_flight" ? "sum" : "min",
-    });
-    const own = metric.get.bind(metric);
-    // The samples of a scrape go past the metric's own table, whose key for each sample is a text
-    // of its labels.
-    metric.get = async () => {
-      const values = this.#instances.flatMap(({ status, labels }) => {
-        const value = read(status);
-        return value === undefined ? [] : [{ value, labels }];
-      });
-      return { ...(await own()), values };
-    };
-  }
 }
 
-/** Adds the signals for autoscalers to a registry; `read` is called at each scrape. */
-export function addSignalGauges(registry: Registry, read: () => SignalsStatus): void {
-  for (const [name, help, signalOf] of SIGNALS)
-    addGauge(registry, {
-      name,
-      help,
-      // Of workers they are read from what all workers have measured.
-      aggregator: "omit",
-      read() {
-        const value = signalOf(read());
-        return value == null ? [] : [[value]];
-      },
-    });
+function addSignalGauges(registry: Registry, read: () => SignalsStatus): void {
+  for (const metric of SIGNALS) addRead(registry, metric, () => [[read()]]);
 }
 
-/**
- * Adds what ended turns hold at decode instances to a registry; `read` is called at each scrape.
- */
-export function addPinnedGauges(registry: Registry, read: () => readonly PinnedStatus[]): void {
-  for (const [name, help, member] of PINNED)
-    addGauge(registry, {
-      name,
-      help,
-      labelNames: ["server"],
-      // All workers have one store.
-      aggregator: "omit",
-      read: () => read().map((pinned) => [pinned[member], { server: pinned.server }]),
-    });
+function addPinnedGauges(registry: Registry, read: () => readonly PinnedStatus[]): void {
+  const readings = () => read().map((pinned) => [pinned, { server: pinned.server }] as const);
+  for (const metric of PINNED) addRead(registry, metric, readings, ["server"]);
 }
 
-interface LabelledStatus {
-  readonly status: InstanceStatus;
-  readonly labels: Record<string, string | number>;
-}
+type Reading<S> = readonly [source: S, labels?: Readonly<Record<string, string | number>>];
 
-/** Adds a gauge whose samples are read at each scrape. */
-function addGauge(
+/** The metric's own table would build a text key per sample. */
+function addRead<S>(
   registry: Registry,
-  {
-    read,
-    ...options
-  }: {
-    readonly name: string;
-    readonly help: string;
-    readonly labelNames?: string[];
-    readonly aggregator: "min" | "max" | "omit";
-    readonly read: () => readonly (readonly [value: number, labels?: LabelledStatus["labels"]])[];
-  },
+  [name, help, numberOf, aggregator, Metric = Gauge]: ReadMetric<S>,
+  read: () => readonly Reading<S>[],
+  labelNames: string[] = [],
 ): void {
-  new Gauge({
-    ...options,
+  const metric = new Metric({
+    name,
+    help,
+    labelNames,
+    aggregator: aggregator ?? "omit",
     registers: [registry],
-    collect() {
-      this.reset();
-      // `reset` gives a gauge without labels the value 0.
-      this.remove({});
-      for (const [value, labels = {}] of read()) this.set(labels, value);
-    },
   });
+  const own = metric.get.bind(metric);
+  metric.get = async () => {
+    const values = read().flatMap(([source, labels = {}]) => {
+      const value = numberOf(source);
+      return value == null ? [] : [{ value, labels }];
+    });
+    return { ...(await own()), values };
+  };
 }
 
-/** Metrics that go to both. */
+/** Counts and observes in both. */
 export function bothMetrics(first: Metrics, second: Metrics): Metrics {
   return {
     count(name, by, labels) {
@@ -390,4 +335,42 @@ export function bothMetrics(first: Metrics, second: Metrics): Metrics {
       second.observe(name, value, labels);
     },
   };
+}
+
+const COUNTED: ReadonlySet<string> = new Set(["counter", "histogram"]);
+
+/** Combines worker processes' metrics. The counts of ended workers stay. */
+export class WorkerMetrics {
+  readonly #last = new Map<number, readonly MetricAsJson[]>();
+  readonly #ended: (readonly MetricAsJson[])[] = [];
+
+  reported(worker: number, metrics: readonly MetricAsJson[]): void {
+    this.#last.set(worker, metrics);
+  }
+
+  /** Keeps the last counts, so that no sum falls. */
+  async ended(worker: number): Promise<void> {
+    const last = this.#last.get(worker);
+    if (!this.#last.delete(worker) || last === undefined) return;
+    this.#ended.push(last.filter(({ type }) => COUNTED.has(String(type))));
+    const parts = [...this.#ended];
+    const sum = await aggregate(parts).getMetricsAsJSON();
+    this.#ended.splice(0, parts.length, sum);
+  }
+
+  /** `signals` cover all workers. `pinned`: what ended turns hold. */
+  text(signals: SignalsStatus, pinned?: readonly PinnedStatus[]): Promise<string> {
+    const registry = aggregate([...this.#last.values(), ...this.#ended]);
+    addSignalGauges(registry, () => signals);
+    if (pinned !== undefined) addPinnedGauges(registry, () => pinned);
+    return registry.metrics();
+  }
+
+  get contentType(): string {
+    return Registry.PROMETHEUS_CONTENT_TYPE;
+  }
+}
+
+function aggregate(parts: readonly (readonly MetricAsJson[])[]): Registry {
+  return AggregatorRegistry.aggregate(parts.map((part) => [...part]));
 }

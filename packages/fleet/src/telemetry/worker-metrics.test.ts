@@ -1,7 +1,6 @@
 import { expect, test } from "vitest";
 import { signalsOf } from "./autoscaling-signals.js";
-import { PrometheusMetrics } from "./prometheus.js";
-import { WorkerMetrics } from "./worker-metrics.js";
+import { PrometheusMetrics, WorkerMetrics } from "./prometheus.js";
 
 const SIGNALS = signalsOf([], [], []);
 

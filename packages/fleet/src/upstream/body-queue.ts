@@ -1,4 +1,3 @@
-/** Stops and restarts a sender, as undici's dispatch controller does. */
 interface Sender {
   pause(): void;
   resume(): void;
@@ -15,8 +14,8 @@ type Next = IteratorResult<Uint8Array, undefined>;
 const DONE: Next = { done: true, value: undefined };
 
 /**
- * The body of an instance's answer: chunks between the connection that receives them and the one
- * reader. More than `highBytes` of unread chunks pause the sender until they are read.
+ * Chunks of an instance's answer for one reader. More than `highBytes` of unread chunks pause the
+ * sender.
  */
 export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
   readonly #highBytes: number;
@@ -25,17 +24,13 @@ export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
   #ended = false;
   #failure: Error | undefined = undefined;
   #paused: Sender | undefined = undefined;
-  #resolve: ((next: Next) => void) | undefined = undefined;
-  #reject: ((error: Error) => void) | undefined = undefined;
+  #reader: { resolve(next: Next): void; reject(error: Error): void } | undefined = undefined;
 
   constructor(highBytes = 256 * 1024) {
     this.#highBytes = highBytes;
   }
 
-  /**
-   * Reads all of a body that has ended already, without a wait; undefined where it has not ended,
-   * or has more than `limitBytes`.
-   */
+  /** Reads an ended body at once; undefined if it has not ended or exceeds `limitBytes`. */
   readBuffered(limitBytes: number): LimitedBody | undefined {
     if (!this.#ended || this.#unreadBytes > limitBytes) return undefined;
     this.#unreadBytes = 0;
@@ -43,8 +38,8 @@ export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
   }
 
   /**
-   * Reads until the end, until there are more than `limitBytes`, or until `enough` is true of a
-   * chunk; it is asked of each, in order. The rest stays unread. Rejects with the error of `fail`.
+   * Reads until the end, above `limitBytes`, or until `enough` is true of a chunk. The rest stays
+   * unread. Rejects with the error of `fail`.
    */
   async readLimited(
     limitBytes: number,
@@ -59,15 +54,13 @@ export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
       lengthBytes += value.byteLength;
       const isEnough = enough?.(value) === true;
       const isAbove = lengthBytes > limitBytes;
-      if (this.#finished()) return { bytes: concatChunks(chunks), complete: !isAbove };
-      if (isEnough || isAbove) return { bytes: concatChunks(chunks), complete: false };
+      const hasEnded = this.#ended && this.#chunks.length === 0;
+      if (hasEnded || isEnough || isAbove)
+        return { bytes: concatChunks(chunks), complete: hasEnded && !isAbove };
     }
   }
 
-  /**
-   * The chunks that have come since the last call, as one. Rejects with the error of `fail` when
-   * all chunks before it are read.
-   */
+  /** All unread chunks as one. Rejects with the error of `fail` after the last. */
   next(): Promise<Next> {
     if (this.#chunks.length > 0) {
       const value = concatChunks(this.#chunks.splice(0));
@@ -80,16 +73,15 @@ export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
     if (this.#failure !== undefined) return Promise.reject(this.#failure);
     if (this.#ended) return Promise.resolve(DONE);
     return new Promise((resolve, reject) => {
-      this.#resolve = resolve;
-      this.#reject = reject;
+      this.#reader = { resolve, reject };
     });
   }
 
   push(chunk: Uint8Array, sender: Sender): void {
-    const resolve = this.#resolve;
-    if (resolve !== undefined) {
-      this.#resolve = undefined;
-      resolve({ done: false, value: chunk });
+    const reader = this.#reader;
+    if (reader !== undefined) {
+      this.#reader = undefined;
+      reader.resolve({ done: false, value: chunk });
       return;
     }
     this.#chunks.push(chunk);
@@ -102,25 +94,18 @@ export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
 
   end(): void {
     this.#ended = true;
-    this.#resolve?.(DONE);
-    this.#resolve = undefined;
+    this.#reader?.resolve(DONE);
+    this.#reader = undefined;
   }
 
   fail(error: Error): void {
     this.#failure = error;
-    if (this.#resolve !== undefined) this.#reject?.(error);
-    this.#resolve = undefined;
-  }
-
-  /**
-   * Whether the body has ended and all of it is read, which is known without a wait for the end.
-   */
-  #finished(): boolean {
-    return this.#ended && this.#chunks.length === 0;
+    this.#reader?.reject(error);
+    this.#reader = undefined;
   }
 }
 
-/** One buffer of several chunks; a single chunk, as most answers are, is not copied. */
+/** A single chunk, as most answers are, is not copied. */
 function concatChunks(chunks: readonly Uint8Array[]): Buffer {
   const [first] = chunks;
   return chunks.length === 1 && Buffer.isBuffer(first) ? first : Buffer.concat(chunks);

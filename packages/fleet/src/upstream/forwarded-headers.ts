@@ -12,7 +12,7 @@ export const HOP_BY_HOP = new Set([
   "transfer-encoding",
   "upgrade",
 ]);
-/** Headers of a leg that the proxy sets itself. */
+/** Headers that the proxy sets in each leg. */
 const SET_BY_PROXY = new Set([
   "host",
   "content-length",
@@ -23,15 +23,14 @@ const SET_BY_PROXY = new Set([
 ]);
 
 /**
- * What becomes of a client's header. `both`: P and D get it. `decode`: D alone, as it concerns the
- * answer or names a rank of one server. `proxy`: the proxy sets it in each leg. `none`: it ends at
- * the proxy, unless a setting forwards it.
+ * Who gets a client's header. `both`: P and D. `decode`: D alone, as it concerns the answer or a
+ * rank of one server. `proxy`: the proxy sets it. `none`: nobody, unless a setting forwards it.
  */
 export type HeaderUse = "both" | "decode" | "proxy" | "none";
 
 /**
  * The headers that vLLM reads (0.31 to 0.33; a test compares), and those of traces. All others end
- * at the proxy, credentials first of all.
+ * at the proxy, above all credentials.
  */
 export const CLIENT_HEADERS: Readonly<Record<string, HeaderUse>> = {
   traceparent: "both",
@@ -49,16 +48,16 @@ export const CLIENT_HEADERS: Readonly<Record<string, HeaderUse>> = {
   "x-api-key": "none",
 };
 
-/** Whether a header can be forwarded: it is neither of one connection nor set by the proxy. */
+/** False for headers of one connection or of the proxy. */
 export function mayForward(name: string): boolean {
   const lower = name.toLowerCase();
   return !HOP_BY_HOP.has(lower) && !SET_BY_PROXY.has(lower);
 }
 
-/** The names of the clients' headers that instances of each role get, in lower case. */
+/** Client headers for instances of each role, in lower case. */
 export type ForwardedHeaders = Readonly<Record<Role, ReadonlySet<string>>>;
 
-/** The headers of `CLIENT_HEADERS`, and `more`, which both legs get. */
+/** Adds `more` to `CLIENT_HEADERS`, for both legs. */
 export function forwardedHeaders(more: readonly string[]): ForwardedHeaders {
   const names = Object.keys(CLIENT_HEADERS);
   const added = more.map((name) => name.toLowerCase());

@@ -7,37 +7,29 @@ import { bodyOf, type GenerationRequest, writtenIds } from "../request/generatio
 import type { InstancePool } from "../routing/instance-pool.js";
 import { legHeaders, type Upstream } from "./upstream.js";
 
-/** What `PromptRenderer` gets from its user. */
+/** Options of `PromptRenderer`. */
 export interface PromptRendererOptions {
-  /**
-   * Have the model's tokenizer and chat template. The HTTP servers of prefill instances stream
-   * nothing.
-   */
+  /** Have the tokenizer and chat template. Prefill instances' servers stream nothing. */
   readonly renderers: InstancePool;
   readonly upstream: Upstream;
   readonly forwarded: ReadonlySet<string>;
   readonly ambient: Ambient;
 }
 
-/**
- * Longer than a tokenizer takes for the longest prompts; a request waits no longer than this for a
- * better choice.
- */
+/** Tokenizes the longest prompts. A request waits no longer for a better choice. */
 const TIMEOUT_MS = 2000;
-/**
- * An instance without the route is asked again, as it may have been restarted with another version.
- */
+/** An instance may restart with a version that has the route. */
 const ASK_AGAIN_MS = 60_000;
-/** vLLM answers 403 to the route where it was started without `--enable-scale-out`. */
+/** vLLM answers 403 without `--enable-scale-out`. */
 const NOT_SERVED: ReadonlySet<number> = new Set([403, 404, 405, 501]);
 const WARNING_INTERVAL_MS = 600_000;
 const MAX_ANSWER_BYTES = 32 * 1024 * 1024;
-/** Bytes of all prompts that are remembered: 4 for each token, and their keys. */
+/** Counts 4 per token, and the keys. */
 const MAX_BYTES = 32_000_000;
 const MAX_PROMPTS = 100_000;
-/** Characters of a key. A longer one is hashed, which takes 3 % of a request's processor time. */
+/** Longer keys are hashed, which takes 3 % of a request's processor time. */
 const MAX_KEY_LENGTH = 1024;
-/** Members of a body that do not change its prompt. Without them, equal prompts have equal keys. */
+/** They do not change the prompt, so equal prompts have equal keys. */
 const NOT_OF_THE_PROMPT = new Set(
   "stream stream_options max_tokens max_completion_tokens max_output_tokens min_tokens temperature top_p top_k min_p n best_of seed stop stop_token_ids ignore_eos logprobs top_logprobs prompt_logprobs presence_penalty frequency_penalty repetition_penalty logit_bias user session_id store metadata priority cache_salt request_id service_tier".split(
     " ",
@@ -45,10 +37,9 @@ const NOT_OF_THE_PROMPT = new Set(
 );
 
 /**
- * The token ids of prompts, from vLLM's route `/render` (0.32 and 0.33 with `--enable-scale-out`:
+ * Token ids of prompts, from vLLM's route `/render` (0.32 and 0.33 with `--enable-scale-out`:
  * `POST /v1/chat/completions/render` and so for each endpoint; the server applies its chat
- * template). What was rendered once is remembered, and not asked for again while it is being
- * rendered. A prompt that cannot be rendered has no token ids, and its request goes on without.
+ * template). Results are remembered. A prompt that cannot be rendered goes on without token ids.
  */
 export class PromptRenderer {
   readonly #options: PromptRendererOptions;
@@ -62,10 +53,7 @@ export class PromptRenderer {
     this.#options = options;
   }
 
-  /**
-   * The token ids of a request's prompt; undefined where they are not known, or the body has them
-   * itself. Never rejects.
-   */
+  /** Undefined if unknown or written in the body. Never rejects. */
   async tokenIds(
     request: GenerationRequest,
     headers: IncomingHttpHeaders,
@@ -110,11 +98,7 @@ export class PromptRenderer {
     const nowMs = ambient.clock.now();
     const able = renderers
       .list()
-      .filter(
-        (instance) =>
-          instance.available(nowMs) &&
-          nowMs >= (this.#without.get(instance) ?? Number.NEGATIVE_INFINITY),
-      );
+      .filter((one) => one.available(nowMs) && nowMs >= (this.#without.get(one) ?? nowMs));
     this.#turn += 1;
     return able[this.#turn % able.length];
   }
@@ -128,6 +112,7 @@ export class PromptRenderer {
     const { clock, random } = ambient;
     const path = `${request.endpoint}/render`;
     const deadline = new Deadline({ clock, requestMs: TIMEOUT_MS });
+    let outcome: "rendered" | "unsupported" | "failed" = "failed";
     try {
       const answer = await upstream.send({
         role: instance.role,
@@ -141,28 +126,27 @@ export class PromptRenderer {
       const { bytes, complete } = await answer.body.readLimited(MAX_ANSWER_BYTES);
       if (!complete) answer.discard();
       const { status } = answer;
-      if (NOT_SERVED.has(status)) {
+      const ids = complete && status === 200 ? tokenIdsIn(bytes) : undefined;
+      if (ids !== undefined) outcome = "rendered";
+      else if (NOT_SERVED.has(status)) {
+        outcome = "unsupported";
         this.#without.set(instance, clock.now() + ASK_AGAIN_MS);
         const hint = "vLLM has this route since 0.32, where it is started with --enable-scale-out";
         this.#warn(instance, `it answered ${status} to POST ${path}: ${hint}`);
-        this.#count("unsupported");
-        return undefined;
       }
-      const ids = complete && status === 200 ? tokenIdsIn(bytes) : undefined;
-      // A body that the engine refuses is refused again by its leg, whose answer is the client's.
-      if (ids === undefined && status !== 400)
+      // If the engine refuses the body, the leg's answer tells the client.
+      else if (status !== 400)
         this.#warn(instance, `it answered ${status} to POST ${path}, without token ids`);
-      this.#count(ids === undefined ? "failed" : "rendered");
       return ids;
     } catch (error) {
       const cause = deadline.aborted
         ? `no answer within ${TIMEOUT_MS} ms`
         : KvError.from(error, "KV_INTERNAL", "failed").message;
       this.#warn(instance, `POST ${path}: ${cause}`);
-      this.#count("failed");
       return undefined;
     } finally {
       deadline.close();
+      this.#count(outcome);
     }
   }
 
@@ -182,21 +166,19 @@ export class PromptRenderer {
   }
 }
 
-/** Equal for requests with the same prompt. */
 function keyOf({ endpoint, fields }: GenerationRequest): string {
   const parts: string[] = [endpoint];
   for (const name in fields)
     if (!NOT_OF_THE_PROMPT.has(name)) parts.push(name, JSON.stringify(fields[name]) ?? "");
-  // V8 would keep a sum as a tree of its parts, which takes three times the memory.
+  // V8 would keep a sum as a tree of parts, with three times the memory.
   const text = parts.join("\0");
   return text.length <= MAX_KEY_LENGTH ? text : hash("sha256", text, "base64");
 }
 
-/** `token_ids` of the answer: an object for chats, a list of one for a completion. */
-function tokenIdsIn(bytes: Uint8Array): Int32Array | undefined {
+function tokenIdsIn(bytes: Buffer): Int32Array | undefined {
   let answer: unknown;
   try {
-    answer = JSON.parse(Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength).toString());
+    answer = JSON.parse(bytes.toString());
   } catch {
     return undefined;
   }

@@ -1,14 +1,15 @@
 import type { IncomingHttpHeaders, OutgoingHttpHeaders } from "node:http";
-import { type Clock, KvError } from "@kv/interface";
+import { Readable } from "node:stream";
+import { type Clock, KvError, YieldingQueue } from "@kv/interface";
 import { buildConnector, Client, type Dispatcher } from "undici";
 import type { FailureStage, Role } from "../instances/instance.js";
-import type { LazyAbort } from "../request/deadline.js";
+import type { InstanceGet } from "../pairing/engine-facts.js";
+import { Deadline, type LazyAbort } from "../request/deadline.js";
 import type { RequestBody } from "../request/generation-request.js";
 import { BodyQueue } from "./body-queue.js";
 import { HOP_BY_HOP } from "./forwarded-headers.js";
-import { LongBodies } from "./long-bodies.js";
 
-/** The headers of an instance's answer, names in lower case. */
+/** An answer's headers, names in lower case. */
 export type AnswerHeaders = Readonly<Record<string, string | string[] | undefined>>;
 
 /** An HTTP request to an instance. */
@@ -22,13 +23,13 @@ export interface UpstreamRequest {
   readonly body?: RequestBody | undefined;
   /** Closes the connection when it aborts. */
   readonly abort: LazyAbort;
-  /**
-   * Called when the request begins to leave. Before that call, the instance has received nothing.
-   */
+  /** Takes no kept connection. */
+  readonly fresh?: boolean | undefined;
+  /** Called when the request begins to leave. Before, the instance has received nothing. */
   readonly onSent?: (() => void) | undefined;
 }
 
-/** The head of an instance's answer, and its body as it arrives. */
+/** The head of an answer, and its body as it arrives. */
 export interface UpstreamAnswer {
   readonly status: number;
   /** Names in lower case. */
@@ -39,14 +40,14 @@ export interface UpstreamAnswer {
   discard(): void;
 }
 
-/** What an `Upstream` is made of. */
+/** Options of `Upstream`. */
 export interface UpstreamOptions extends ConnectionPoolOptions {
   readonly clock: Clock;
 }
 
 /**
- * The proxy's HTTP/1.1 client, with kept connections. Its only time limit is the one to connect;
- * callers abort by `abort`.
+ * An HTTP/1.1 client with kept connections. It limits only the time to connect; callers use
+ * `abort`.
  */
 export class Upstream {
   readonly #connections: ConnectionPool;
@@ -71,7 +72,7 @@ export class Upstream {
         return;
       }
       const { origin, prefix } = this.#target(request.url);
-      const { method, path, headers, body } = request;
+      const { method, path, headers, body, fresh } = request;
       call.listenForAbort();
       call.isKept = this.#connections.dispatch(
         origin,
@@ -83,6 +84,7 @@ export class Upstream {
             : { headers, body: body ?? null }),
         },
         call,
+        fresh,
       );
     });
   }
@@ -106,7 +108,60 @@ export class Upstream {
   }
 }
 
-/** One request to an instance, from its begin to the last byte of its answer. */
+const SENT_AT_ONCE_BYTES = 64 * 1024;
+const MOST_READY_PIECES = 4;
+
+/** Sends long bodies in turns with other work. */
+class LongBodies {
+  readonly #turns: YieldingQueue;
+
+  constructor(clock: Clock) {
+    this.#turns = new YieldingQueue({ clock });
+  }
+
+  /**
+   * Whether more pieces are ready than leave in a few turns. Pieces for an instance that does not
+   * read are not ready.
+   */
+  get isBusy(): boolean {
+    return this.#turns.length >= MOST_READY_PIECES;
+  }
+
+  /** Sends the pieces one by one, without copies. */
+  send<Headers extends object>(headers: Headers, pieces: readonly Uint8Array[]) {
+    const length = pieces.reduce((sum, piece) => sum + piece.length, 0);
+    const body = Readable.from(this.#inTurns(pieces), { highWaterMark: 1 });
+    return { headers: { ...headers, "content-length": String(length) }, body };
+  }
+
+  async *#inTurns(pieces: readonly Uint8Array[]): AsyncGenerator<Uint8Array> {
+    for (const piece of pieces)
+      for (let at = 0; at < piece.length; at += SENT_AT_ONCE_BYTES) {
+        if (piece.length > SENT_AT_ONCE_BYTES) await this.#turns.turn();
+        yield piece.subarray(at, at + SENT_AT_ONCE_BYTES);
+      }
+  }
+}
+
+/** Cuts a body after `limitBytes`. */
+export function instanceGet(upstream: Upstream, clock: Clock, limitBytes = 64 * 1024): InstanceGet {
+  return async ({ role, url, path, post, timeoutMs }) => {
+    const abort = new Deadline({ clock, requestMs: timeoutMs });
+    const [method, headers] =
+      post === undefined
+        ? (["GET", {}] as const)
+        : (["POST", { "content-type": "application/json" }] as const);
+    try {
+      const answer = await upstream.send({ role, url, method, path, headers, body: post, abort });
+      const { bytes } = await answer.body.readLimited(limitBytes);
+      answer.discard();
+      return { status: answer.status, body: bytes.toString() };
+    } finally {
+      abort.close();
+    }
+  };
+}
+
 class Call implements Dispatcher.DispatchHandler {
   readonly #request: UpstreamRequest;
   readonly #resolve: (answer: UpstreamAnswer) => void;
@@ -134,9 +189,8 @@ class Call implements Dispatcher.DispatchHandler {
 
   abort(): void {
     this.#stop();
-    // A request that still waits for a connection fails at once. When it gets the connection later,
-    // it stops there.
-    if (this.#stage === "connect") this.#fail(new Error("aborted by the proxy"));
+    // It still waits for a connection, and stops when it gets one.
+    if (this.#stage === "connect") this.#fail(this.#request.abort.reason);
   }
 
   onRequestStart(controller: Dispatcher.DispatchController): void {
@@ -177,7 +231,8 @@ class Call implements Dispatcher.DispatchHandler {
   }
 
   #stop(): void {
-    this.#controller?.abort(new Error("aborted by the proxy"));
+    const { reason = new Error("aborted by the proxy") } = this.#request.abort;
+    this.#controller?.abort(reason);
   }
 
   #fail(cause: unknown): void {
@@ -222,21 +277,20 @@ function failure(
   );
 }
 
-/** More idle connections than these to one instance are closed. */
 const MOST_IDLE = 256;
 
-/** What `ConnectionPool` is made of. */
+/** Options of `ConnectionPool`. */
 export interface ConnectionPoolOptions {
   readonly connectMs: number;
-  /** Called with the origin of an instance that has closed a kept connection. */
+  /** Gets the origin of an instance that closed a kept connection. */
   readonly onClosed?: ((origin: string) => void) | undefined;
 }
 
 /**
  * Kept HTTP/1.1 connections, each with one request at a time. A request takes the connection that
- * has been idle longest, so that all those which the last seconds needed stay open. undici's own
- * pool takes the first idle one: the others close after 4 s, and the next burst opens them all at
- * once. It also walks past every busy connection to find an idle one, twice for each request.
+ * was idle longest, so that recently needed ones stay open. undici's pool takes the first idle one:
+ * the others close after 4 s, the next burst opens them all, and each request walks past every busy
+ * one twice.
  */
 export class ConnectionPool {
   readonly #clientOptions: Client.Options;
@@ -256,23 +310,24 @@ export class ConnectionPool {
   }
 
   /**
-   * Sends a request to `origin`, on a new connection if all others are busy. Returns whether the
-   * connection was kept.
+   * Takes an idle connection, or a new one if all are busy or `fresh` is set. Returns whether it
+   * was a kept one.
    */
   dispatch(
     origin: string,
     request: Dispatcher.DispatchOptions,
     handler: Dispatcher.DispatchHandler,
+    fresh = false,
   ): boolean {
-    const kept = this.#idle.get(origin)?.shift();
+    const kept = fresh ? undefined : this.#idle.get(origin)?.shift();
     const client = kept ?? this.#open(origin);
     client.dispatch(request, handler);
-    // A request that undici refuses has failed already, and no "drain" follows.
+    // undici has refused it, and no "drain" follows.
     if (client.stats.size === 0) this.#release(origin, client);
     return kept !== undefined;
   }
 
-  /** Closes all connections. Their requests fail, and so do later ones. */
+  /** Present and later requests fail. */
   async close(): Promise<void> {
     this.#closed = true;
     await Promise.all([...this.#clients].map((client) => client.destroy()));
@@ -291,7 +346,7 @@ export class ConnectionPool {
         this.#clients.delete(client);
         if (idle.length === 0) this.#idle.delete(origin);
       }
-      // Connections that this side closes, for instance idle ones, have other codes.
+      // Other codes mean that this side closed the connection.
       if (code === "UND_ERR_SOCKET") this.#onClosed?.(origin);
     });
     return client;
@@ -310,24 +365,18 @@ export class ConnectionPool {
   }
 }
 
-/** What the headers of a leg are made of. */
+/** What a leg's headers are made of. */
 export interface LegHeadersOptions {
   readonly clientHeaders: IncomingHttpHeaders;
-  /** The names of the client's headers that the instance gets. */
+  /** Client headers that the instance gets. */
   readonly forwarded: ReadonlySet<string>;
   readonly requestId: string;
   readonly instance?: { readonly dataParallelRank?: number | undefined } | undefined;
-  /**
-   * `traceparent` of the leg's span. Undefined where none is recorded: the client's passes
-   * unchanged.
-   */
+  /** Of the leg's span. Without it, the client's passes unchanged. */
   readonly traceparent?: string | undefined;
 }
 
-/**
- * Headers of a leg: those of the client that are forwarded, the request's id, and `traceparent`
- * over the client's.
- */
+/** The client's forwarded headers, the request's id, and `traceparent`. */
 export function legHeaders({
   clientHeaders,
   forwarded,
@@ -342,20 +391,17 @@ export function legHeaders({
     if (value !== undefined && !named.has(name)) headers[name] = value;
   }
   headers["content-type"] = "application/json";
-  // The proxy reads the answer, so it must not be compressed.
+  // The proxy reads the answer, so it must be plain.
   headers["accept-encoding"] = "identity";
   headers["x-request-id"] = requestId;
-  // An instance that is one rank of a data-parallel server overrides the client's choice of a rank.
+  // Overrides the client's choice of a rank.
   if (instance?.dataParallelRank !== undefined)
     headers["x-data-parallel-rank"] = String(instance.dataParallelRank);
   if (traceparent !== undefined) headers["traceparent"] = traceparent;
   return headers;
 }
 
-/**
- * Headers of the client's answer: the instance's, and the client's request id, as a leg may have
- * had another.
- */
+/** The instance's headers with the client's request id. A leg may have had another. */
 export function answerHeaders(
   instanceHeaders: AnswerHeaders,
   requestId: string,
@@ -370,13 +416,10 @@ export function answerHeaders(
   return headers;
 }
 
-/** Names the members of an answer that the proxy has left out, as no instance has them whole. */
+/** Names members of an answer that no instance has whole, and that were left out. */
 export const LEFT_OUT_HEADER = "x-kv-left-out";
 
-/**
- * Headers that hold for any body of an answer. Others may describe the bytes of one: its length,
- * its coding, its digest, or what it has cost.
- */
+/** Others may describe the bytes: length, coding, digest, cost. */
 const OF_ANY_BODY = [
   "content-type",
   "cache-control",
@@ -385,16 +428,13 @@ const OF_ANY_BODY = [
   LEFT_OUT_HEADER,
 ] as const;
 
-/**
- * The headers of an instance's answer that stay when its body is merged with others, or changed.
- */
+/** Headers that stay when an answer's body changes. */
 export function changedBodyHeaders(headers: AnswerHeaders): AnswerHeaders {
   return Object.fromEntries(OF_ANY_BODY.map((name) => [name, headers[name]]));
 }
 
 const NONE: ReadonlySet<string> = new Set();
 
-/** The headers that a `Connection` header names as hop-by-hop. */
 function namedByConnection(connection: string | string[] | undefined): ReadonlySet<string> {
   if (connection === undefined || connection === "keep-alive" || connection === "close")
     return NONE;

@@ -21,6 +21,7 @@ export async function startEventPublisher({
   at = "tcp://127.0.0.1:*",
   bufferSteps = 10_000,
   replays = true,
+  encode = encodeMsgpack,
 } = {}): Promise<EventPublisher> {
   const [live, replay] = [new Publisher({ linger: 0 }), new Router({ linger: 0 })];
   for (let attempt = 0; ; attempt += 1) {
@@ -53,7 +54,7 @@ export async function startEventPublisher({
     endpoint: live.lastEndpoint ?? "",
     replayEndpoint: replays ? (replay.lastEndpoint ?? "") : undefined,
     async publish(events, { lost = false, sequence = next } = {}) {
-      const payload = encodeMsgpack([Number(next) + Math.random(), events, 0]);
+      const payload = encode([Number(next) + Math.random(), events, 0]);
       next = sequence + 1n;
       buffer.push([sequence, payload]);
       if (buffer.length > bufferSteps) buffer.shift();

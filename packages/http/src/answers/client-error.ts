@@ -2,10 +2,8 @@ import { KvError, type KvErrorCode } from "@kv/interface";
 
 const STATUS: Partial<Record<KvErrorCode, number>> = {
   KV_REQUEST_INVALID: 400,
-  // An admin request named an instance that is not valid.
   KV_CONFIG_INVALID: 400,
-  // The client has disconnected and does not read it. When the proxy is closing, `httpStatus` in
-  // the details is 503.
+  // Nobody reads it, unless the proxy closes: then `details.httpStatus` is 503.
   KV_REQUEST_ABORTED: 499,
   KV_REQUEST_TIMEOUT: 504,
   KV_PROXY_UPSTREAM_FAILED: 502,
@@ -13,7 +11,7 @@ const STATUS: Partial<Record<KvErrorCode, number>> = {
   KV_PROXY_OVERLOADED: 503,
 };
 
-/** The HTTP status of an error: `details.httpStatus`, else by its code. */
+/** The HTTP status: `details.httpStatus`, else by the error's code. */
 export function statusOf(error: KvError): number {
   const { httpStatus } = error.details;
   return typeof httpStatus === "number" ? httpStatus : (STATUS[error.code] ?? 500);
@@ -32,13 +30,10 @@ const TYPES: Readonly<Record<number, string>> = {
   431: "invalid_request_error",
 };
 
-/**
- * Which API an error is written for. Anthropic's has a `type` beside `error`, and other names of
- * server errors.
- */
+/** The API that an error is written for. */
 export type ErrorForm = "openai" | "anthropic";
 
-/** JSON text of an error, with the members that both APIs share. */
+/** An error as JSON text, with the members that both APIs share. */
 export function errorBody(error: KvError, requestId?: string, form: ErrorForm = "openai"): string {
   const { param } = error.details;
   const status = statusOf(error);
@@ -57,7 +52,7 @@ export function errorBody(error: KvError, requestId?: string, form: ErrorForm = 
   });
 }
 
-/** Codes of errors that the client has not caused. Their messages may name instances. */
+/** No client causes these. Their messages may name instances. */
 const INTERNAL: ReadonlySet<KvErrorCode> = new Set([
   "KV_PROXY_UPSTREAM_FAILED",
   "KV_PROXY_NO_INSTANCE",
@@ -69,15 +64,12 @@ const INTERNAL: ReadonlySet<KvErrorCode> = new Set([
 const ADDRESS =
   / ?(\bhttps?:\/\/[^\s"'(),;]+|(?<![\w.])(\d{1,3}\.){3}\d{1,3}(:\d+)?|\[[0-9a-f:]*:[0-9a-f:.]*\](:\d+)?)/gi;
 
-/** A text without URLs and IP addresses. */
+/** Removes URLs and IP addresses from a text. */
 export function withoutAddresses(text: string): string {
   return text.replace(ADDRESS, "");
 }
 
-/**
- * An error as clients get it: without the addresses of instances, unless `exposeInstances`. The log
- * has the whole error.
- */
+/** An error as clients get it: without addresses of instances, unless `exposeInstances`. */
 export function errorForClient(error: KvError, exposeInstances: boolean): KvError {
   if (exposeInstances || !INTERNAL.has(error.code)) return error;
   const { httpStatus, param } = error.details;
@@ -87,4 +79,45 @@ export function errorForClient(error: KvError, exposeInstances: boolean): KvErro
     hint: named ? "the proxy's log names the instance, under the request id" : hint,
     details: { httpStatus, param },
   });
+}
+
+/** The limit at which a request or a connection is refused. */
+export interface Overload {
+  /** The setting, such as `limits.connections`. */
+  readonly limit: string;
+  readonly message: string;
+  /** Whether one client (429) or all together (503) reached it. */
+  readonly byClient: boolean;
+  readonly retryAfterSeconds?: number | undefined;
+  /** What the client or operator can do. */
+  readonly hint?: string | undefined;
+}
+
+/** The error for a limit that is reached: 429 or 503, with `Retry-After`. */
+export function overloaded({
+  limit,
+  message,
+  byClient,
+  retryAfterSeconds = 1,
+  hint,
+}: Overload): KvError {
+  return new KvError("KV_PROXY_OVERLOADED", message, {
+    hint: hint ?? `try again in ${retryAfterSeconds} s; the limit is ${limit}`,
+    details: { httpStatus: byClient ? 429 : 503, retryAfterSeconds, limit },
+  });
+}
+
+const MAX_CHARACTERS = 60;
+
+/** A client's value for an error message: short, without nested values. */
+export function shownValue(value: unknown): string {
+  if (Array.isArray(value)) return "a list";
+  if (typeof value === "object" && value !== null) return "an object";
+  if (typeof value !== "string") return String(value);
+  return JSON.stringify(shortened(value));
+}
+
+/** The first 60 characters of a text. */
+export function shortened(text: string): string {
+  return text.length <= MAX_CHARACTERS ? text : `${text.slice(0, MAX_CHARACTERS)}…`;
 }

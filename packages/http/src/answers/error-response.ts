@@ -3,17 +3,15 @@ import type { Socket } from "node:net";
 import { type Clock, KvError } from "@kv/interface";
 import { type ErrorForm, errorBody, statusOf } from "./client-error.js";
 
-/** An error as it is answered. */
+/** The HTTP answer for an error. */
 export interface ErrorAnswer {
-  /** The HTTP status. */
   readonly status: number;
-  /** Besides those of the body, in lower case. */
+  /** In lower case, without those of the body. */
   readonly headers: Readonly<Record<string, string>>;
-  /** JSON. */
   readonly body: string;
 }
 
-/** An error in the form of OpenAI's API, or of Anthropic's. */
+/** The answer for an error, in the form of OpenAI's or Anthropic's API. */
 export function errorAnswer(error: KvError, requestId?: string, form?: ErrorForm): ErrorAnswer {
   const { retryAfterSeconds, allow } = error.details;
   const headers: Record<string, string> = {};
@@ -23,16 +21,13 @@ export function errorAnswer(error: KvError, requestId?: string, form?: ErrorForm
   return { status: statusOf(error), headers, body: errorBody(error, requestId, form) };
 }
 
-/**
- * The event that reports a failure in the middle of a stream. Its blank line ends an event that was
- * cut off.
- */
+/** An error as an event of a stream. Its blank line ends an event that was cut off. */
 export function errorEvent(error: KvError, requestId?: string, form: ErrorForm = "openai"): string {
   const name = form === "anthropic" ? "event: error\n" : "";
   return `\n\n${name}data: ${errorBody(error, requestId, form)}\n\n`;
 }
 
-/** Answers with an error. */
+/** Answers a request with an error. */
 export function sendError(
   response: ServerResponse,
   error: KvError,
@@ -43,7 +38,6 @@ export function sendError(
   response.end();
 }
 
-/** Writes an answer, and does not end it. */
 export function writeError(response: ServerResponse, { status, headers, body }: ErrorAnswer): void {
   response.writeHead(status, { ...headers, ...headersOf(body) });
   response.write(body);
@@ -54,26 +48,22 @@ const headersOf = (body: string) => ({
   "content-length": String(Buffer.byteLength(body)),
 });
 
-/** How long a client whose request was refused may go on sending. */
+/** How long a refused client may go on sending. */
 const DROP_MS = 30_000;
 
-/** How long a client may take to read the last answer of its connection, and to close it. */
+/** How long a client may take to read its last answer. */
 const LINGER_MS = 2_000;
 
-/**
- * Closes a connection after its last answer. A client that does not close its side would keep the
- * descriptor, so it has a limited time.
- */
+/** A client that keeps its side open would hold the descriptor. */
 function destroyLater(socket: Socket, clock: Clock): void {
   const timer = clock.setTimer(() => socket.destroy(), LINGER_MS);
   socket.once("close", () => timer.cancel());
 }
 
 /**
- * Answers a request with an error before all of it has arrived. A connection that is closed with
- * unread bytes is reset, and a client that is still sending sees the reset in place of the answer.
- * So the rest of the request is read and dropped first, to its end or for 30 s. At a limit of all
- * requests nothing more is read, and the client has 2 s to see the answer.
+ * Answers with an error before the whole request has arrived. The rest is read for up to 30 s and
+ * dropped, since closing with unread bytes would reset the connection and lose the answer. At a
+ * limit of all requests nothing more is read, and the client has 2 s to read the answer.
  */
 export function sendEarlyError(
   request: IncomingMessage,
@@ -87,7 +77,7 @@ export function sendEarlyError(
   writeError(response, answer);
   const { socket } = request;
   if (error.code === "KV_PROXY_OVERLOADED") {
-    // Reading the rest would cost the time that others need.
+    // Reading would take time from other requests.
     request.pause();
     destroyLater(socket, clock);
     return;
@@ -111,7 +101,6 @@ const PARSER_ERRORS: Readonly<Record<string, readonly [number, string]>> = {
   ERR_HTTP_REQUEST_TIMEOUT: [408, "the request took too long to arrive"],
 };
 
-/** Answers an error of Node's HTTP parser, which has a socket and no request. */
 export function sendParserError(
   error: Error & { code?: string },
   socket: Socket,
@@ -130,15 +119,14 @@ export function sendParserError(
   destroyLater(socket, clock);
 }
 
-/** Ends a connection that is above a limit: with the answer where `canAnswer`, and at once. */
+/** Ends a connection at once, with the answer if `canAnswer`. */
 export function refuseConnection(socket: Socket, answer: ErrorAnswer, canAnswer: boolean): void {
   socket.on("error", () => {});
-  // The kernel takes these few bytes at once, and nothing more of a flood is read.
+  // The kernel takes these bytes at once. A flood is not read.
   if (canAnswer && socket.writable) endWithAnswer(socket, answer);
   socket.destroy();
 }
 
-/** Writes an answer without a `ServerResponse`, and ends the connection's writable side. */
 function endWithAnswer(socket: Socket, { status, headers, body }: ErrorAnswer): void {
   const lines = Object.entries({ ...headers, ...headersOf(body), connection: "close" });
   socket.end(

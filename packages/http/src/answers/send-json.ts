@@ -5,7 +5,7 @@ export function sendJson(response: ServerResponse, status: number, value: object
   send(response, status, "application/json", JSON.stringify(value));
 }
 
-/** Answers with a text of a media type. */
+/** Answers with a text of the given media type. */
 export function send(
   response: ServerResponse,
   status: number,

@@ -1,22 +1,17 @@
 import type { IncomingMessage } from "node:http";
 import type { YieldingQueue } from "@kv/interface";
 import { KvError } from "@kv/interface";
-import { overloaded } from "../answers/overloaded.js";
-import { shortened } from "../answers/shown-value.js";
+import { overloaded, shortened } from "../answers/client-error.js";
 import { AT_ONCE_BYTES } from "../json/json-pieces.js";
 import { type JsonLimits, JsonScan } from "../json/json-reader.js";
-import { ByteCollector } from "./byte-collector.js";
 
-/** Limits of one body. */
 export interface BodyLimits extends JsonLimits {
   readonly bodyLengthBytes: number;
 }
 
-/** Where long bodies wait. */
 export interface BodyQueues {
-  /** For their next bytes: Node reads at most 64 KiB at once. */
+  /** Node reads at most 64 KiB at once. */
   readonly reads: YieldingQueue;
-  /** To be parsed. */
   readonly parses: YieldingQueue;
 }
 
@@ -25,18 +20,17 @@ export interface ReadBodyOptions {
   readonly anyContentType?: true | undefined;
   readonly budget: BodyBudget;
   readonly queues: BodyQueues;
-  /** The client, as limits per client count it. */
+  /** The client that limits count. */
   readonly client: string;
-  /** Called when the head is accepted, before the body is read. */
   readonly onAccepted?: (() => void) | undefined;
 }
 
-/** The body of a request that has come whole: its bytes, and its share of the memory for bodies. */
+/** A whole body and its share of the memory. */
 export type ReceivedBody = Pick<IncomingBody, "take" | "share">;
 
-/** The bytes of one body while they come, within its limits and the memory for all bodies. */
+/** One body while it arrives, within its limits and the memory for all. */
 export class IncomingBody {
-  /** Its memory in the budget. Whoever reads it ends the share, with the request. */
+  /** The reader ends it with the request. */
   readonly share: BodyShare;
   readonly #limits: BodyLimits;
   readonly #scan: JsonScan;
@@ -44,8 +38,8 @@ export class IncomingBody {
   #lengthBytes = 0;
 
   /**
-   * `refuse`: called when it must make room for other bodies.
-   * @throws `KV_REQUEST_INVALID` (413) for a body whose `content-length` says that it is too long.
+   * `refuse` is called to make room for others.
+   * @throws `KV_REQUEST_INVALID` (413) when `content-length` is above the limit.
    */
   constructor(
     { limits, budget, client }: Pick<ReadBodyOptions, "limits" | "budget" | "client">,
@@ -65,35 +59,30 @@ export class IncomingBody {
   }
 
   /**
-   * Takes the next bytes.
-   * @throws `KV_REQUEST_INVALID` above a limit, with the status 413 for too many bytes;
-   * `KV_PROXY_OVERLOADED` without memory.
+   * @throws `KV_REQUEST_INVALID` above a limit, with 413 for too many bytes; `KV_PROXY_OVERLOADED`
+   * without memory.
    */
   push(chunk: Buffer): void {
     const { bodyLengthBytes: limitBytes } = this.#limits;
     const leftBytes = limitBytes - this.#lengthBytes;
     this.#lengthBytes += chunk.length;
-    // The first byte above a limit decides, wherever the chunks end.
+    // The error must not depend on the chunks.
     this.#scan.push(chunk.length > leftBytes ? chunk.subarray(0, leftBytes) : chunk);
     if (chunk.length > leftBytes) throw tooLarge(limitBytes);
     this.share.add(chunk.length);
     this.#bytes.push(chunk);
   }
 
-  /**
-   * Returns the bytes once and forgets them, so that they do not stay in memory beside what is
-   * parsed from them.
-   */
+  /** Also forgets the bytes, so that they do not stay beside their parsed value. */
   take(): Buffer {
     return this.#bytes.take();
   }
 }
 
 /**
- * Reads a JSON body. The rest of the body is then unread, so the connection cannot be used again.
- * `KV_REQUEST_ABORTED` when the client disconnects.
- * @throws `KV_REQUEST_INVALID` with the HTTP status 413 or 415, or for JSON above the limits;
- * `KV_PROXY_OVERLOADED` without memory for it.
+ * Reads a JSON body. After an error the connection cannot be used again.
+ * @throws `KV_REQUEST_INVALID` (413, 415, or JSON above the limits); `KV_PROXY_OVERLOADED` without
+ * memory; `KV_REQUEST_ABORTED` when the client disconnects.
  */
 export function readJsonBody(
   request: IncomingMessage,
@@ -127,7 +116,6 @@ export function readJsonBody(
         body.push(chunk);
         if (body.lengthBytes > AT_ONCE_BYTES) {
           request.pause();
-          // The rest of a refused body stays unread.
           queues.reads.push(() => {
             if (!refused) request.resume();
           });
@@ -166,49 +154,40 @@ function tooLarge(limitBytes: number): KvError {
   });
 }
 
-export interface BodyBudgetOptions {
-  /** Bytes of all bodies together. */
-  readonly allBytes: number;
-  readonly perClientBytes: number;
+/** Read at each use, so that they may change. */
+export interface BodiesBytes {
+  readonly bodiesLengthBytes: number;
+  readonly bodiesPerClientLengthBytes: number;
 }
 
-/**
- * The first bytes of a body are not counted: short requests are served while long ones wait for
- * memory.
- */
+/** Short requests are served while long ones wait for memory. */
 const UNCOUNTED_BYTES = 16 * 1024;
 
 /**
- * The memory for clients' bodies, from their first byte until the request has its answer. When it
- * is used up, the largest body that is still arriving is refused. So clients that send large bodies
- * slowly are refused before those that send small ones.
+ * The memory for clients' bodies, until their answers. When it is used up, the largest arriving
+ * body is refused, so clients with large slow bodies are refused first.
  */
 export class BodyBudget {
-  readonly #options: BodyBudgetOptions;
+  readonly #limits: BodiesBytes;
   readonly #arriving = new Set<BodyShare>();
   readonly #byClient = new Map<string, number>();
   #heldBytes = 0;
 
-  constructor(options: BodyBudgetOptions) {
-    this.#options = options;
+  constructor(limits: BodiesBytes) {
+    this.#limits = limits;
   }
 
-  /**
-   * Opens the share of one body. `refuse` is called when it must make room for others. The caller
-   * ends the share.
-   */
+  /** The caller ends the share. `refuse` is called to make room for others. */
   open(client: string, refuse: (error: KvError) => void): BodyShare {
     return new BodyShare(this, client, refuse);
   }
 
-  /**
-   * Counts `more` bytes for a share.
-   * @throws `KV_PROXY_OVERLOADED`; with status 413 when no waiting would help.
-   */
+  /** @throws `KV_PROXY_OVERLOADED`; with 413 when waiting would not help. */
   take(share: BodyShare, more: number): void {
-    const { allBytes, perClientBytes } = this.#options;
+    const { bodiesLengthBytes: allBytes, bodiesPerClientLengthBytes: perClientBytes } =
+      this.#limits;
     if (share.heldBytes + more > Math.min(allBytes, perClientBytes))
-      throw neverFits(share, more, this.#options);
+      throw neverFits(share, more, this.#limits);
     const heldByClient = () => this.#byClient.get(share.client) ?? 0;
     while (heldByClient() + more > perClientBytes) this.#makeRoom(share, more, true);
     while (this.#heldBytes + more > allBytes) this.#makeRoom(share, more, false);
@@ -225,7 +204,6 @@ export class BodyBudget {
     else this.#byClient.delete(share.client);
   }
 
-  /** The body has arrived, so it is not refused any more. */
   arrived(share: BodyShare): void {
     this.#arriving.delete(share);
   }
@@ -239,18 +217,16 @@ export class BodyBudget {
       largest = other;
       largestBytes = other.heldBytes;
     }
-    const error = full(this.#options, ofClient);
+    const error = full(this.#limits, ofClient);
     if (largest === share) throw error;
     largest.end();
     largest.refuse(error);
   }
 }
 
-/** What one request holds of the budget. */
+/** One request's part of the budget. */
 export class BodyShare {
-  /** The client, as limits per client count it. */
   readonly client: string;
-  /** Called when it must make room for others. */
   readonly refuse: (error: KvError) => void;
   readonly #budget: BodyBudget;
   #lengthBytes = 0;
@@ -273,7 +249,7 @@ export class BodyShare {
   }
 
   /**
-   * Counts bytes that have come, or copies of them.
+   * Counts bytes that have arrived, or copies of them.
    * @throws `KV_PROXY_OVERLOADED`.
    */
   add(lengthBytes: number): void {
@@ -298,12 +274,15 @@ export class BodyShare {
   }
 }
 
-function full({ allBytes, perClientBytes }: BodyBudgetOptions, byClient: boolean): KvError {
+function full(
+  { bodiesLengthBytes, bodiesPerClientLengthBytes }: BodiesBytes,
+  byClient: boolean,
+): KvError {
   return overloaded({
     limit: byClient ? "limits.bodiesPerClientLengthBytes" : "limits.bodiesLengthBytes",
     message: byClient
-      ? `the bodies of this client are larger than ${perClientBytes} bytes together`
-      : `the bodies of all requests are larger than ${allBytes} bytes together`,
+      ? `the bodies of this client are larger than ${bodiesPerClientLengthBytes} bytes together`
+      : `the bodies of all requests are larger than ${bodiesLengthBytes} bytes together`,
     byClient,
   });
 }
@@ -311,7 +290,7 @@ function full({ allBytes, perClientBytes }: BodyBudgetOptions, byClient: boolean
 function neverFits(
   share: BodyShare,
   more: number,
-  { allBytes, perClientBytes }: BodyBudgetOptions,
+  { bodiesLengthBytes: allBytes, bodiesPerClientLengthBytes: perClientBytes }: BodiesBytes,
 ): KvError {
   const limit =
     perClientBytes <= allBytes ? "limits.bodiesPerClientLengthBytes" : "limits.bodiesLengthBytes";
@@ -322,4 +301,54 @@ function neverFits(
     hint: `send fewer copies in one request, or raise ${limit}`,
     details: { httpStatus: 413, limit },
   });
+}
+
+const FIRST_BYTES = 64 * 1024;
+const NOTHING = Buffer.alloc(0);
+
+/** Collects a body's chunks. Many small ones take no more memory than a large one. */
+export class ByteCollector {
+  #bytes: Buffer = NOTHING;
+  #length = 0;
+  readonly #expectedLength: number;
+
+  /** `expectedLength` saves copies, but reserves no memory for bytes that may not come. */
+  constructor(expectedLength = 0) {
+    this.#expectedLength = expectedLength;
+  }
+
+  push(chunk: Buffer): void {
+    const length = this.#length + chunk.length;
+    // Most bodies are one chunk, which is not copied.
+    if (this.#length === 0) this.#bytes = chunk;
+    else {
+      if (length > this.#bytes.length) this.#grow(length);
+      chunk.copy(this.#bytes, this.#length);
+    }
+    this.#length = length;
+  }
+
+  get length(): number {
+    return this.#length;
+  }
+
+  begin(mostBytes: number): Buffer {
+    return this.#bytes.subarray(0, Math.min(this.#length, mostBytes));
+  }
+
+  /** Returns the bytes and forgets them. */
+  take(): Buffer {
+    const bytes = this.#bytes.subarray(0, this.#length);
+    this.#bytes = NOTHING;
+    this.#length = 0;
+    return bytes;
+  }
+
+  #grow(length: number): void {
+    const isExpected = length <= this.#expectedLength;
+    const wanted = isExpected ? Math.min(this.#expectedLength, 4 * length) : 2 * length;
+    const grown = Buffer.allocUnsafeSlow(Math.max(FIRST_BYTES, wanted));
+    this.#bytes.copy(grown, 0, 0, this.#length);
+    this.#bytes = grown;
+  }
 }

@@ -2,7 +2,7 @@ import { EventEmitter } from "node:events";
 import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Socket } from "node:net";
 import { expect, test } from "vitest";
-import { ClientConnections } from "./client-connections.js";
+import { ClientConnections, MemberList } from "./client-connections.js";
 
 /** A socket of a remote address. */
 function socketOf(remoteAddress: string): Socket {
@@ -14,13 +14,10 @@ function socketOf(remoteAddress: string): Socket {
   return socket as unknown as Socket;
 }
 
-function connectionsOf(limits: { all?: number; perAddress?: number } = {}) {
+function connectionsOf(limits: { connections?: number; connectionsPerAddress?: number } = {}) {
   const refused: { readonly from: string | undefined; readonly status: unknown }[] = [];
   const connections = new ClientConnections({
-    all: 10,
-    perAddress: 2,
-    pipelined: 1,
-    ...limits,
+    limits: { connections: 10, connectionsPerAddress: 2, pipelinedRequests: 1, ...limits },
     refuse: (socket, { details }) =>
       refused.push({ from: socket.remoteAddress, status: details["httpStatus"] }),
   });
@@ -45,7 +42,7 @@ test("an IPv6 /64 is one client, and an IPv4 address that is written as IPv6 is 
 });
 
 test("a new connection takes the place of the oldest idle one: of its address, or of the address with most", () => {
-  const { open, refused } = connectionsOf({ all: 4, perAddress: 3 });
+  const { open, refused } = connectionsOf({ connections: 4, connectionsPerAddress: 3 });
   for (const address of ["10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.2"]) open(address);
   expect(open("10.0.0.3").taken).toBe(true);
   expect(refused).toEqual([{ from: "10.0.0.2", status: 503 }]);
@@ -56,7 +53,7 @@ test("a new connection takes the place of the oldest idle one: of its address, o
 });
 
 test("a connection with a request keeps its place until its answer has ended", () => {
-  const { connections, open } = connectionsOf({ all: 1 });
+  const { connections, open } = connectionsOf({ connections: 1 });
   const { socket } = open("10.0.0.1");
   const response = Object.assign(new EventEmitter(), { headersSent: false });
   let served = 0;
@@ -84,4 +81,34 @@ test("requests that are sent ahead wait, and one too many ends the connection", 
   for (const at of [0, 1, 2, 3]) send(at);
   expect(served).toEqual([0]);
   expect(refused.map(({ status }) => status)).toEqual([429]);
+});
+
+test("a list keeps the order of joining", () => {
+  const list = new MemberList<string>();
+  const [first, second, third] = ["a", "b", "c"].map((value) => list.join(value));
+  expect([list.oldest, list.size, list.values()]).toEqual(["a", 3, ["a", "b", "c"]]);
+  if (second !== undefined) list.leave(second);
+  expect(list.values()).toEqual(["a", "c"]);
+  if (first !== undefined) list.leave(first);
+  list.join("d");
+  expect([list.oldest, list.values()]).toEqual(["c", ["c", "d"]]);
+  if (third !== undefined) list.leave(third);
+  expect(list.values()).toEqual(["d"]);
+});
+
+test("a list lets go of a member that leaves, which leaves once", () => {
+  const list = new MemberList<string>();
+  list.join("a");
+  const member = list.join("b");
+  list.join("c");
+  list.leave(member);
+  list.leave(member);
+  expect(member).toEqual({ value: undefined, before: undefined, after: undefined });
+  expect([list.size, list.values()]).toEqual([2, ["a", "c"]]);
+});
+
+test("a list is empty when all have left", () => {
+  const list = new MemberList<number>();
+  for (const member of [1, 2, 3].map((value) => list.join(value))) list.leave(member);
+  expect([list.size, list.oldest, list.values()]).toEqual([0, undefined, []]);
 });

@@ -1,55 +1,50 @@
-import { asBuffer, ByteCollector } from "../bodies/byte-collector.js";
-import { editText, type TextEdit } from "../json/json-reader.js";
+import { ByteCollector } from "../bodies/read-body.js";
+import { asBuffer, editText, type TextEdit } from "../json/json-reader.js";
 
-/** A whole server-sent event, or comments and other fields between events. */
+/** A server-sent event, or comments and other fields between events. */
 export interface StreamEvent {
-  /** As it came, with the blank line that ends it. */
+  /** Includes the final blank line. */
   readonly bytes: Buffer;
-  /** Empty where it has none. */
   readonly name: string;
-  /** Several lines are joined by LF. Without data there is no event, and this is empty. */
+  /** Lines are joined by LF. Empty if there is no event. */
   readonly data: string;
-  /** The stream has ended before the blank line. */
+  /** The stream ended before the blank line. */
   readonly isCut: boolean;
 }
 
-/** Whether an event is `[DONE]`, which ends a stream of completions. */
+/** Whether an event is `[DONE]`, which ends a stream. */
 export function isDone({ data }: StreamEvent): boolean {
   return data.startsWith("[DONE]") && data.trimEnd() === "[DONE]";
 }
 
-/** The longest event by default: the ids of a prompt of millions of tokens. */
+/** Holds the ids of a prompt of millions of tokens. */
 const EVENT_BYTES = 64 * 1024 * 1024;
 const LF = 0x0a;
 const CR = 0x0d;
 const LINE_END = /\r\n?|\n/;
-/** The begin of a line of data, and its value; a character for each byte. */
+/** Matches text with one character per byte. */
 const DATA_LINE = /(?<=^|[\r\n]|^\u00ef\u00bb\u00bf)(data(?:: ?|(?=[\r\n]|$)))([^\r\n]*)/g;
 
 /**
- * Divides a stream into whole events, wherever its chunks end: in a character, or between CR and
- * LF. Lines end with LF, CRLF or CR. All bytes of the stream are in the events, in order.
+ * Divides a stream into events, wherever its chunks end. Lines end with LF, CRLF or CR. The events
+ * hold all bytes, in order.
  */
 export class EventFrames {
   readonly #encoding: "utf8" | "latin1";
   readonly #limitBytes: number;
-  /** Of the event that has not ended. */
   readonly #held = new ByteCollector();
   #isLineEmpty = true;
   #endsWithCr = false;
   #isFirst = true;
-  #problem: string | undefined = undefined;
+  #problem: string | undefined;
 
-  /** `latin1` gives a character for each byte. `limitBytes`: of one event. */
+  /** `latin1` gives one character per byte. `limitBytes` bounds one event. */
   constructor(encoding: "utf8" | "latin1", limitBytes = EVENT_BYTES) {
     this.#encoding = encoding;
     this.#limitBytes = limitBytes;
   }
 
-  /**
-   * What is wrong with the stream: an event above the limit, after which nothing more is read.
-   * Undefined for nothing.
-   */
+  /** Set after an event above the limit; nothing more is read then. */
   get problem(): string | undefined {
     return this.#problem;
   }
@@ -76,13 +71,12 @@ export class EventFrames {
     return events;
   }
 
-  /** The stream has ended. Returns what has come of an event. */
+  /** Returns the part of an event before the stream's end. */
   end(): StreamEvent[] {
     const bytes = this.#held.take();
     return bytes.length === 0 || this.#problem !== undefined ? [] : [this.#read(bytes, true)];
   }
 
-  /** Adds the event that ends at `to`. Returns `to`. */
   #take(bytes: Buffer, from: number, to: number, events: StreamEvent[]): number {
     if (!this.#isWithin(to - from)) return to;
     let event = bytes.subarray(from, to);
@@ -121,7 +115,6 @@ export class EventFrames {
   }
 }
 
-/** Position of the next CR or LF; -1 where there is none. */
 function lineEnd(bytes: Buffer, from: number, hasCr: boolean): number {
   if (!hasCr) return bytes.indexOf(LF, from);
   for (let at = from; at < bytes.length; at += 1)
@@ -129,7 +122,7 @@ function lineEnd(bytes: Buffer, from: number, hasCr: boolean): number {
   return -1;
 }
 
-/** The bytes of an event with its data edited, and all other bytes as they came. */
+/** Edits an event's data. All other bytes stay. */
 export function editData(event: StreamEvent, edits: readonly TextEdit[]): Buffer {
   let at = 0;
   const lines = event.bytes

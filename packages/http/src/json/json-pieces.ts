@@ -1,7 +1,7 @@
 import type { YieldingQueue } from "@kv/interface";
 import { KvError } from "@kv/interface";
-import { asBuffer } from "../bodies/byte-collector.js";
 import {
+  asBuffer,
   BACKSLASH,
   COLON,
   COMMA,
@@ -11,51 +11,45 @@ import {
   QUOTE,
 } from "./json-reader.js";
 
-/**
- * A body of at most this many bytes is read and parsed at once; a longer one in steps, between
- * those of other bodies.
- */
+/** Longer bodies are read and parsed in steps, between those of others. */
 export const AT_ONCE_BYTES = 64 * 1024;
-/** Bytes that are parsed at once: half a millisecond, where they are a list of token ids. */
+/** Token ids of this length take half a millisecond. */
 const PIECE_BYTES = 64 * 1024;
-/** A member of the outermost object that is longer than this is found by its position. */
 const LONG_MEMBER_BYTES = 4 * 1024;
 
-/** A long member of the outermost object. */
+/** A member of the outermost object above `longMemberBytes`. */
 export interface LongMember {
   readonly key: string;
-  /** Its value as it was written. */
+  /** Its value as written. */
   readonly value: Uint8Array;
 }
 
 /** A JSON text that was parsed in pieces. */
 export interface ParsedPieces {
-  /** As of `JSON.parse`. */
   readonly value: unknown;
-  /** The outermost object without its long members; empty for another value. */
+  /** The outermost object without its long members; else empty. */
   readonly text: string;
-  /** The long members of the outermost object. None is repeated in `text` after its place. */
+  /** The long members of the outermost object. `text` repeats none of them after its place. */
   readonly long: readonly LongMember[];
-  /** The members of the outermost object that occur again in another piece. */
+  /** Members of the outermost object in two pieces. */
   readonly repeated: ReadonlySet<string>;
 }
 
 export interface PieceOptions {
   /**
-   * A member of the outermost object with lists of token ids. A long one of whole numbers of at
+   * A member of the outermost object with lists of token ids. A long list of whole numbers of at
    * most 9 digits becomes an `Int32Array`. @default none
    */
   readonly idsMember?: string | undefined;
-  /** Bytes that are parsed at once. @default 64 KiB */
+  /** Bytes to parse at once. @default 64 KiB */
   readonly pieceBytes?: number | undefined;
-  /** A longer member of the outermost object is in `long`. @default 4 KiB */
+  /** Longer members of the outermost object go to `long`. @default 4 KiB */
   readonly longMemberBytes?: number | undefined;
 }
 
 /**
- * Parses JSON as `JSON.parse` does, and yields after each piece, so that the caller can serve
- * others between the pieces. Lists, objects and strings of any depth are cut. Throws for what is
- * not JSON. The text must have passed a `JsonScan`, which limits its depth and members.
+ * Parses JSON like `JSON.parse`, and yields between pieces. It cuts lists, objects and strings at
+ * any depth. Throws for what is not JSON. A `JsonScan` must have limited depth and members.
  */
 export function* parseJsonPieces(
   given: Uint8Array,
@@ -72,10 +66,7 @@ export function* parseJsonPieces(
   return yield* new Pieces(bytes, pieceBytes, idsMember).parse(document);
 }
 
-/**
- * The value of a body.
- * @throws `KV_REQUEST_INVALID`.
- */
+/** @throws `KV_REQUEST_INVALID` for what is not JSON. */
 export async function parseBody(bytes: Uint8Array, parses: YieldingQueue): Promise<unknown> {
   const pieces = parseJsonPieces(bytes);
   try {
@@ -88,35 +79,29 @@ export async function parseBody(bytes: Uint8Array, parses: YieldingQueue): Promi
   }
 }
 
-/** A list, an object or a string that is too long to be parsed at once. */
+/** A list, object or string that is too long to parse at once. */
 interface LongValue {
   readonly start: number;
-  /** Position after it. */
   end: number;
-  /** Where its element of a list, or its member of an object begins. */
   readonly elementStart: number;
-  /** All its commas. */
   commas: number;
-  /** Those at which its elements are cut into groups. A long value is alone in its group. */
+  /** The commas between groups of elements. A long value is alone in its group. */
   readonly cuts: number[];
-  /** The long values in it. */
   readonly inner: LongValue[];
 }
 
-/** A value whose end has not come. */
 interface OpenValue extends LongValue {
-  /** Where its current element, or member, begins. */
+  /** Where its current element or member begins. */
   current: number;
-  /** It is cut at the next comma after this position. */
+  /** The next comma after this position is a cut. */
   cutFrom: number;
 }
 
-/** Finds what must be cut. */
 class LongValues {
   readonly #reader = new JsonReader();
   readonly #pieceBytes: number;
   readonly #longMemberBytes: number;
-  /** The containers of the innermost one. The first one stands for the whole text, as a list. */
+  /** The enclosing containers. The first stands for the whole text, as a list. */
   readonly #outer: OpenValue[] = [];
   #innermost: OpenValue;
   #quote = 0;
@@ -127,7 +112,6 @@ class LongValues {
     this.#innermost = this.#begin(from - 1, from);
   }
 
-  /** Reads the next bytes, which begin at the position `from`. */
   push(bytes: Buffer, from: number): void {
     const reader = this.#reader;
     for (let found = reader.next(bytes, 0); found !== -1; found = reader.next(bytes, found + 1)) {
@@ -165,7 +149,7 @@ class LongValues {
     }
   }
 
-  /** Returns the whole text, as a list of one element. */
+  /** Returns the whole text as a list of one element. */
   end(lengthBytes: number): LongValue {
     if (this.#outer.length > 0 || this.#reader.inString)
       throw new SyntaxError("the text ends early");
@@ -173,7 +157,7 @@ class LongValues {
     return this.#innermost;
   }
 
-  /** Of a value in the innermost container. That of the whole text always counts as long. */
+  /** The whole text is always long. */
   #shortestLong(): number {
     return [0, this.#longMemberBytes][this.#outer.length] ?? this.#pieceBytes;
   }
@@ -202,15 +186,13 @@ class LongValues {
 const BOM = "\u00ef\u00bb\u00bf";
 const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
-/** Elements of a list or members of an object: a long value and its key, or several others. */
+/** List elements or object members: a long value and its key, or several others. */
 interface Group {
   readonly from: number;
   readonly end: number;
-  /** The long value that begins at `end`. */
   readonly long?: LongValue;
 }
 
-/** Parses the pieces of a text whose long values are known. */
 class Pieces {
   readonly #bytes: Buffer;
   readonly #pieceBytes: number;
@@ -236,11 +218,11 @@ class Pieces {
     };
   }
 
-  /** `depth`: 1 is that of the outermost value. `hasIds`: of a list of token ids. */
+  /** `depth` is 1 for the outermost value. `hasIds`: a list of token ids. */
   *#value(long: LongValue, depth: number, hasIds: boolean): Generator<undefined, unknown> {
     const first = this.#bytes[long.start];
     if (first === QUOTE) return yield* this.#string(long);
-    // Behind its opening bracket in ASCII, as { and } and [ and ] are.
+    // In ASCII, } and ] come two after { and [.
     if (this.#bytes[long.end - 1] !== (first as number) + 2)
       throw new SyntaxError("a bracket is of the other kind");
     if (first === OPEN_OBJECT) return yield* this.#object(long, depth);
@@ -250,7 +232,7 @@ class Pieces {
   }
 
   *#list(list: LongValue, depth: number, hasIds: boolean): Generator<undefined, unknown[]> {
-    // V8 would copy a list that grows to millions of elements again and again.
+    // V8 would copy a growing list again and again.
     const value = new Array<unknown>(list.commas + 1);
     let count = 0;
     for (const { from, end, long } of this.#groups(list)) {
@@ -273,7 +255,7 @@ class Pieces {
     const isOutermost = depth === 1;
     const set = (key: string, member: unknown) => {
       if (isOutermost && Object.hasOwn(value, key)) this.#repeated.add(key);
-      // As in `JSON.parse`, `__proto__` is a key like another.
+      // `JSON.parse` treats `__proto__` as a key like any other.
       if (key !== "__proto__") value[key] = member;
       else
         Object.defineProperty(value, key, {
@@ -302,10 +284,9 @@ class Pieces {
     return value;
   }
 
-  /** A list of whole numbers of at most 9 digits; undefined for another one. */
+  /** Undefined unless all are whole numbers of at most 9 digits. */
   *#ids(list: LongValue): Generator<undefined, Int32Array | undefined> {
-    // V8 does not count shared memory. With what it counts it collects all garbage after every few
-    // long bodies.
+    // V8 does not count shared memory. It would else collect all garbage after a few long bodies.
     const ids = new Int32Array(new SharedArrayBuffer(4 * (list.commas + 1)));
     let count = 0;
     for (const { from, end, long } of this.#groups(list)) {
@@ -329,7 +310,7 @@ class Pieces {
     return value;
   }
 
-  /** Where a piece of a string ends: not within an escape or a character. */
+  /** Cuts a string outside its escapes and characters. */
   #cutOfString(from: number, end: number): number {
     const bytes = this.#bytes;
     // An escape has at most 6 bytes, a character 4.
@@ -372,16 +353,16 @@ class Pieces {
   }
 }
 
-/** A longer id has no room in 32 bits, or is larger than all vocabularies. */
+/** More digits may exceed 32 bits, and all vocabularies. */
 const MOST_BEFORE_LAST_DIGIT = 99_999_999;
 
 /**
- * Reads whole numbers of at most 9 digits, with commas between them, into `ids` from `count` on.
- * Returns how many are there then; 0 where there is anything else.
+ * Appends whole numbers of at most 9 digits, separated by commas, at `count`. Returns the new
+ * count; 0 for any other text.
  */
 function readIds(bytes: Uint8Array, ids: Int32Array, count: number): number {
   let end = count;
-  /** The number that is being read; -1 for none. */
+  /** The number being read, or -1. */
   let id = -1;
   let hasEnded = false;
   for (let at = 0; at < bytes.length; at += 1) {
@@ -402,7 +383,6 @@ function readIds(bytes: Uint8Array, ids: Int32Array, count: number): number {
   return end;
 }
 
-/** Whether JSON allows the byte between its values. */
 function isBlankByte(byte: number | undefined): boolean {
   return byte === 0x20 || byte === 0x0a || byte === 0x0d || byte === 0x09;
 }

@@ -10,27 +10,26 @@ export const OPEN_OBJECT = 0x7b;
 const CLOSE_OBJECT = 0x7d;
 
 /**
- * Walks through the structure of a JSON text that comes in pieces, as a string or as bytes, and
- * decodes nothing. Whether the text is JSON, a parse decides.
+ * Finds the brackets, commas, colons and quotes of a JSON text in pieces. It does not check that
+ * the text is JSON.
  */
 export class JsonReader {
-  /** The character that was found last: a bracket, a comma, a colon or a quote. */
+  /** The character that was found last. */
   token = 0;
   /** Objects and lists that are open after it. */
   depth = 0;
-  /** Whether it is the first quote of a string. */
+  /** Whether it opens a string. */
   inString = false;
   #escaped = false;
 
   /**
-   * The position of the next such character outside of strings, from `from` on; -1 where this piece
-   * has none.
+   * Position of the next bracket, comma, colon or quote outside strings; -1 if this piece has none.
    */
   next(text: string | Uint8Array, from: number): number {
     if (this.inString) return this.#endOfString(text, from);
     for (let at = from; at < text.length; at += 1) {
       const code = codeAt(text, at) as number;
-      // Most characters outside of strings are digits.
+      // Most characters outside strings are digits.
       if (code >= 0x30 && code < COLON) continue;
       if (code === QUOTE) this.inString = true;
       else if (code === OPEN_LIST || code === OPEN_OBJECT) this.depth += 1;
@@ -42,7 +41,7 @@ export class JsonReader {
     return -1;
   }
 
-  /** `indexOf` is fast on long strings, such as images in base64. */
+  /** `indexOf` is fast on long strings, such as base64 images. */
   #endOfString(text: string | Uint8Array, from: number): number {
     if (from >= text.length) return -1;
     let at = this.#escaped ? from + 1 : from;
@@ -63,27 +62,23 @@ export class JsonReader {
 const codeAt = (text: string | Uint8Array, at: number) =>
   typeof text === "string" ? text.charCodeAt(at) : text[at];
 
-/** Limits of a JSON text, so that its parse takes little time and its values little memory. */
+/** Limits of a JSON text, for the time of its parse and the memory of its values. */
 export interface JsonLimits {
-  /** Objects and lists inside of one another. */
+  /** Nesting of objects and lists. */
   readonly bodyDepth: number;
-  /** Members of all objects, and all objects and lists. */
+  /** Members of all objects, plus all objects and lists. */
   readonly bodyMembers: number;
   /** Elements of all lists and members of all objects. */
   readonly bodyValues: number;
 }
 
 /**
- * Members of the outermost object. vLLM's requests have about 80. Each part of a request that is
- * split has all of them.
+ * Members of the outermost object. vLLM's requests have about 80, and each part of a split request
+ * repeats them.
  */
 export const TOP_LEVEL_MEMBERS = 1_000;
 
-/**
- * Counts the values of a JSON text while its bytes come, without parsing them. Whether the text is
- * JSON, the parse decides. Its cost is a step for each byte outside of strings, spread over the
- * arrival of the body.
- */
+/** Counts a JSON text's values as its bytes come. It does not check that the text is JSON. */
 export class JsonScan {
   readonly #limits: JsonLimits;
   readonly #reader = new JsonReader();
@@ -95,10 +90,7 @@ export class JsonScan {
     this.#limits = limits;
   }
 
-  /**
-   * Reads the next bytes.
-   * @throws `KV_REQUEST_INVALID` above a limit.
-   */
+  /** @throws `KV_REQUEST_INVALID` above a limit. */
   push(bytes: Uint8Array): void {
     const { bodyDepth, bodyMembers, bodyValues } = this.#limits;
     const reader = this.#reader;
@@ -139,12 +131,12 @@ function above(limit: string | undefined, count: number, what: string): KvError 
 
 const END_OF_LITERAL = /[\s,\]}]/g;
 
-/** Finds the end of one JSON value, whose text may come in pieces. */
+/** Finds the end of a JSON value whose text may come in pieces. */
 export class JsonValueEnd {
   readonly #reader = new JsonReader();
-  #isLiteral: boolean | undefined = undefined;
+  #isLiteral: boolean | undefined;
 
-  /** The position after the value; -1 where it does not end in this piece. */
+  /** Position after the value; -1 if this piece does not end it. */
   find(text: string, from: number): number {
     this.#isLiteral ??= !/["[{]/.test(text[from] ?? "");
     if (this.#isLiteral) {
@@ -158,21 +150,18 @@ export class JsonValueEnd {
   }
 }
 
-/** A member of a JSON object, by its positions in the object's text. */
+/** Positions of a member in the text of its object. */
 export interface JsonMember {
   readonly key: string;
-  /** Position of the key's opening quote. */
+  /** Of the key's opening quote. */
   readonly start: number;
-  /** Position after the colon. */
+  /** After the colon. */
   readonly valueStart: number;
-  /** Position of the comma or bracket after the value. */
+  /** Of the comma or bracket after the value. */
   readonly end: number;
 }
 
-/**
- * The members of the object in `text`, in order, duplicates included. `text` must be an object that
- * `JSON.parse` accepts.
- */
+/** `text` must be an object that `JSON.parse` accepts. */
 export function topLevelMembers(text: string): JsonMember[] {
   const members: JsonMember[] = [];
   const reader = new JsonReader();
@@ -193,14 +182,14 @@ export function topLevelMembers(text: string): JsonMember[] {
   return members;
 }
 
-/** Keys are hardly ever written with escapes, and a slice costs less than a parse. */
+/** Keys rarely have escapes, and a slice costs less than a parse. */
 function keyOf(written: string): string {
   return written.includes("\\") ? (JSON.parse(written) as string) : written.slice(1, -1);
 }
 
 /**
- * The text of a member's value; undefined where there is none. Of duplicate keys the last counts,
- * as in `JSON.parse`.
+ * A member's value as text; undefined without one. Of duplicates the last counts, as in
+ * `JSON.parse`.
  */
 export function rawMember(text: string, key: string): string | undefined {
   const member = topLevelMembers(text).findLast((candidate) => candidate.key === key);
@@ -210,15 +199,11 @@ export function rawMember(text: string, key: string): string | undefined {
 /** Changes of an object's members. */
 export interface MemberEdits {
   readonly remove?: readonly string[] | undefined;
-  /** Values as JSON text. They follow the members that stay. */
+  /** Values as JSON text, written after the members that stay. */
   readonly set?: Readonly<Record<string, string>> | undefined;
 }
 
-/**
- * Edits the top-level members of a JSON object as text. All other members stay as they were
- * written: integers beyond 2^53 keep their digits, which a parse and a new serialisation would
- * lose.
- */
+/** Edits members of a JSON object as text. The others keep integers beyond 2^53. */
 export function editMembers(text: string, { remove = [], set = {} }: MemberEdits): string {
   let members = "";
   for (const { key, start, end } of topLevelMembers(text)) {
@@ -243,10 +228,7 @@ export function timesNamed(text: string, name: string): number {
   return times;
 }
 
-/**
- * The elements of a JSON list, as they are written and not copied. Yields after each piece. `list`
- * must be valid.
- */
+/** Returns the elements of a valid JSON list, without copies. Yields after each piece. */
 export function* listElements(
   list: Uint8Array,
   pieceBytes: number,
@@ -267,14 +249,14 @@ export function* listElements(
   return elements;
 }
 
-/** A part of a text that another text takes the place of. */
+/** Replaces a part of a text. */
 export interface TextEdit {
   readonly start: number;
   readonly end: number;
   readonly text: string;
 }
 
-/** `at`: the position of `text` in what the edits are for. */
+/** Edits `text`, which begins at position `at` of the whole. */
 export function editText(text: string, edits: readonly TextEdit[], at = 0): string {
   let edited = "";
   let from = 0;
@@ -286,4 +268,11 @@ export function editText(text: string, edits: readonly TextEdit[], at = 0): stri
     if (end <= text.length) edited += edit.text;
   }
   return edited + text.slice(from);
+}
+
+/** A `Buffer` over the same memory. */
+export function asBuffer(bytes: Uint8Array): Buffer {
+  return Buffer.isBuffer(bytes)
+    ? bytes
+    : Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
 }

@@ -3,21 +3,17 @@ import { planToDocument } from "./plan-document.js";
 
 /** One member in which two plans differ. */
 export interface PlanDifference {
-  /**
-   * Path in the document, such as `sources.0.lists.0.remoteTable.rows.3.0`. Regions go by name:
-   * `local.regions.model.layers.3.numBlocks`.
-   */
+  /** Path in the document. Regions go by name: `local.regions.model.layers.3.numBlocks`. */
   readonly path: string;
-  /** Value in the first plan; undefined where the member is missing. */
+  /** Undefined where the first plan lacks the member. */
   readonly one: unknown;
-  /** Value in the second plan. */
+  /** Undefined where the second plan lacks the member. */
   readonly other: unknown;
 }
 
 /**
- * The differences between two plans, member by member, in the order of the document; at most
- * `limit` (default 1000). With `addresses: false`, base addresses, device numbers and tables are
- * left out.
+ * The differences of two plans in document order, at most `limit` (default 1000). `addresses:
+ * false` leaves out base addresses, device numbers and tables.
  * @throws The errors of `planToDocument`.
  */
 export function diffPlans(
@@ -71,7 +67,7 @@ function isTree(value: unknown): value is object {
   return typeof value === "object" && value !== null;
 }
 
-/** Members by key. Regions go by name, so that a missing region does not make all others differ. */
+/** Regions go by name, so that a missing one does not make all others differ. */
 function members(value: object): ReadonlyMap<string, unknown> {
   if (!Array.isArray(value)) return new Map(Object.entries(value));
   const named = value.every(

@@ -1,17 +1,14 @@
 import { DESCRIPTOR_ROW, type DescriptorTable, KV_CACHE_LAYOUTS, KvError } from "@kv/interface";
 import type { EngineTransferPlan, RankGeometry, SourcePlan } from "@kv/plan";
+import { unknownKeys } from "@kv/program/unknown-keys";
 import { z } from "zod";
 
-/**
- * Version of `PlanDocument`. It grows when a reader of the version before would misread a document.
- */
+/** Version of `PlanDocument`. It grows when older readers would misread a document. */
 export const PLAN_DOCUMENT_VERSION = 1;
 
-/** An integer that a number holds exactly. */
 const whole = z.int().min(0);
 const positive = z.int().min(1);
 
-/** `RegionGeometry`. */
 export const regionSchema = z.strictObject({
   name: z.string().min(1).max(1000),
   baseAddress: whole,
@@ -28,14 +25,12 @@ export const regionSchema = z.strictObject({
   deviceId: whole.optional(),
 });
 
-/** `StateSpaceGeometry`. */
 export const stateSpaceSchema = z.strictObject({
   convProjectionBytes: z.array(whole).max(1024).optional(),
   convBytes: whole,
   recurrentBytes: whole,
 });
 
-/** `RankGeometry`. */
 const rankSchema = z.strictObject({
   tpRank: whole,
   tpSize: positive,
@@ -65,9 +60,7 @@ const table = z.strictObject({
 
 const indexing = z.strictObject({ offset: whole, count: whole, blockStep: whole, partStep: whole });
 const numbers = z.array(whole).max(65_536);
-/**
- * Kinds are open: a plan with an unknown kind can be read, and `planRequest` works on its extent.
- */
+/** Any kind: a plan with an unknown one can be read, and `planRequest` works on its extent. */
 const kind = z.string().min(1).max(100);
 const unit = z.enum(["kernel-block", "logical-block"]);
 
@@ -158,12 +151,11 @@ export type PlanDocument = z.infer<typeof planDocumentSchema>;
 
 const MOST_ISSUE_CHARACTERS = 300;
 
-/** The first three faults that a schema finds, each with its place in the document. */
 export function describeIssues(error: z.ZodError): string {
   const shown = error.issues.slice(0, 3).map((issue) => {
     const place = issue.path.length === 0 ? "the document" : issue.path.join(".");
     const text = `${place}: ${issue.message}`;
-    // Both may contain names of members, which the document chooses.
+    // The document may choose long names.
     return text.length <= MOST_ISSUE_CHARACTERS ? text : `${text.slice(0, MOST_ISSUE_CHARACTERS)}…`;
   });
   const more = error.issues.length - shown.length;
@@ -171,8 +163,7 @@ export function describeIssues(error: z.ZodError): string {
 }
 
 /**
- * The plan as plain data for `JSON.stringify`. Its size grows with regions and sources, not with
- * blocks.
+ * A plan for `JSON.stringify`. Its size grows with regions and sources, not with blocks.
  * @throws `KV_PLAN_INVALID` for a table in memory other than DRAM and VRAM.
  */
 export function planToDocument(plan: EngineTransferPlan): PlanDocument {
@@ -199,7 +190,6 @@ export function planToDocument(plan: EngineTransferPlan): PlanDocument {
   };
 }
 
-/** A copy without frozen objects and getters. */
 function plain(value: unknown): unknown {
   if (Array.isArray(value)) return value.map(plain);
   if (typeof value !== "object" || value === null) return value;
@@ -207,8 +197,7 @@ function plain(value: unknown): unknown {
 }
 
 /**
- * A plan from JSON. Checks the form of the document and the lengths of its lists. It does not check
- * that the plan is right: `provePlan` does.
+ * A plan from JSON. Checks the document's form, not that the plan is right: `provePlan` does.
  * @throws `KV_PLAN_INVALID` with the member, or with an unknown version.
  */
 export function planFromDocument(document: unknown): EngineTransferPlan {
@@ -223,7 +212,7 @@ export function planFromDocument(document: unknown): EngineTransferPlan {
       },
     );
   }
-  const parsed = planDocumentSchema.safeParse(document);
+  const parsed = planDocumentSchema.safeParse(document, { error: unknownKeys });
   if (!parsed.success)
     throw new KvError("KV_PLAN_INVALID", `not a plan: ${describeIssues(parsed.error)}`);
   requireLengths(parsed.data);
@@ -287,7 +276,7 @@ function tableOf(table: TableDocument): DescriptorTable {
 }
 
 /**
- * Refuses a document whose lists do not fit together: indices of one list lead into others.
+ * Checks list lengths, because indices of one list lead into others.
  * @throws `KV_PLAN_INVALID`.
  */
 function requireLengths(plan: PlanDocument): void {

@@ -4,9 +4,9 @@ import { planToDocument } from "./plan-document.js";
 import { sha256Hex } from "./sha256.js";
 
 /**
- * SHA-256 in hex over the canonical JSON of a plan: equal for equal plans, on any machine. With
- * `addresses: false`, base addresses, device numbers and tables are left out, so plans of two runs
- * of one deployment have equal hashes. Default: true.
+ * SHA-256 in hex over a plan's canonical JSON, the same on any machine. `addresses: false` (default
+ * true) leaves out base addresses, device numbers and tables, so that two runs of one deployment
+ * hash alike.
  * @throws The errors of `planToDocument`.
  */
 export function hashPlan(
@@ -37,8 +37,8 @@ function withoutAddresses(document: PlanDocument): unknown {
 }
 
 /**
- * The canonical JSON of plain data: keys sorted by code unit, no spaces, numbers as JavaScript
- * writes them, undefined members left out. Throws a TypeError for values without JSON.
+ * Keys sorted by code unit, no spaces, JavaScript's numbers, no undefined members. Throws a
+ * TypeError for values without JSON.
  */
 export function canonicalJson(value: unknown): string {
   if (value === null || typeof value === "string" || typeof value === "boolean")

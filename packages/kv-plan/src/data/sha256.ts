@@ -1,11 +1,11 @@
-/** Constants of FIPS 180-4: the first bits of the fractions of cube and square roots of primes. */
+/** FIPS 180-4: first fraction bits of cube and square roots of primes. */
 const PRIMES: readonly number[] = firstPrimes(64);
 const ROUND = Uint32Array.from(PRIMES, (prime) => fraction(Math.cbrt(prime)));
 const START = Uint32Array.from(PRIMES.slice(0, 8), (prime) => fraction(Math.sqrt(prime)));
 
 /**
- * SHA-256 of a text in UTF-8, in hex. Here because packages that are pure have no `node:crypto`,
- * and the browser's is asynchronous.
+ * SHA-256 of UTF-8 text in hex. Pure packages have no `node:crypto`, and the browser's is
+ * asynchronous.
  */
 export function sha256Hex(text: string): string {
   const bytes = new TextEncoder().encode(text);

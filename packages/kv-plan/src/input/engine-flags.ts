@@ -1,8 +1,8 @@
 import { KV_CACHE_LAYOUTS, type KvCacheLayout, KvError } from "@kv/interface";
 
 /**
- * The settings of both engines. A list has no value (the default), one for both engines, or two:
- * prefill, then decode.
+ * Both engines' settings. A list is empty (the default), one value for both, or prefill's and
+ * decode's.
  */
 export interface EngineFlags {
   readonly tp: readonly number[];
@@ -14,19 +14,18 @@ export interface EngineFlags {
   readonly numBlocks: readonly number[];
 }
 
-/** The older names of two layouts, as vLLM's flag has them. */
+/** Older names of two layouts in vLLM's flag. */
 const LAYOUT_NAMES: ReadonlyMap<string, KvCacheLayout> = new Map([
   ["HND", "LBHNC"],
   ["NHD", "LBNHC"],
 ]);
 
-/** The layout with this name; undefined for an unknown name. */
 export function layoutOf(name: string): KvCacheLayout | undefined {
   return LAYOUT_NAMES.get(name) ?? KV_CACHE_LAYOUTS.find((known) => known === name);
 }
 
 /**
- * The value for prefill and the one for decode.
+ * The values of prefill and decode.
  * @throws `KV_CONFIG_INVALID` when more than two are given.
  */
 export function both<T>(flag: string, values: readonly T[], fallback: T): readonly [T, T] {

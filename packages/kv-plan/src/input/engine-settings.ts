@@ -4,13 +4,11 @@ import { both, type EngineFlags } from "./engine-flags.js";
 import type { ModelSource } from "./model-source.js";
 import { MAX_RANKS } from "./pair.js";
 
-/** An engine with its settings and the caches of its model. */
 export interface Engine {
   readonly caches: ModelCaches;
   readonly tpSize: number;
-  /** Pipeline stages. */
   readonly ppSize: number;
-  /** Tokens in a kernel block; a divisor of the caches' `blockSize`. */
+  /** Tokens; a divisor of the caches' `blockSize`. */
   readonly kernelBlockSize: number;
   readonly attentionBackend: string;
   /** Logical blocks of a rank. */
@@ -18,7 +16,7 @@ export interface Engine {
 }
 
 /**
- * Both engines from the flags and their models. Defaults that apply are added to `assumed`.
+ * Adds defaults that apply to `assumed`.
  * @throws `KV_CONFIG_INVALID`; those of `ModelSource.caches`.
  */
 export function enginesOf(
@@ -94,12 +92,11 @@ export function enginesOf(
   }) as [Engine, Engine];
 }
 
-/** Pipeline stages of both engines. A single value is prefill's: only producers have stages. */
+/** A single value is prefill's, because only producers have stages. */
 function stagesOf({ pp }: EngineFlags): readonly [number, number] {
   return both("--pp", pp.length === 1 ? [...pp, 1] : pp, 1);
 }
 
-/** Tokens in a kernel block of both engines. */
 function kernelSizes(
   { kernelBlockSize }: EngineFlags,
   assumed: string[],

@@ -9,24 +9,18 @@ import {
 } from "../model/model-caches.js";
 import { divided, FLASH_ATTN, headsOfRank, type ModelContext } from "../model/model-draft.js";
 
-/** A model whose caches are known for any settings of an engine. */
+/** A model whose caches are known for any engine settings. */
 export interface ModelSource {
   readonly name: string;
-  /** The source of the rules, as the report prints it. */
   readonly plannedFrom: string;
-  /** Whether layers have states. */
   readonly hasStates: boolean;
   /** @throws The errors of `modelCaches`. */
   caches(settings: Pick<CacheSettings, "tpSize" | "blockSize" | "layout">): ModelCaches;
 }
 
-/** The settings of caches that both engines have in common. */
 export type CacheTypes = Pick<CacheSettings, "cacheDtype" | "stateDtype" | "prefixCaching">;
 
-/**
- * The model of a `config.json`.
- * @throws The errors of `modelCaches` for one rank.
- */
+/** @throws The errors of `modelCaches` for one rank. */
 export function modelOfConfig(name: string, config: unknown, types: CacheTypes = {}): ModelSource {
   const { architecture, family, stateBlockSize } = modelCaches(name, config, {
     ...types,
@@ -40,17 +34,16 @@ export function modelOfConfig(name: string, config: unknown, types: CacheTypes =
   };
 }
 
-/** A model by its numbers: layers that are all alike. */
+/** A model of equal layers. */
 export interface ShapeByHand {
   readonly layers: number;
   readonly kvHeads: number;
-  /** Elements of a head, or of a latent. */
+  /** Elements of a head or a latent. */
   readonly headSize: number;
   readonly isMla: boolean;
   readonly cacheDtype: string;
 }
 
-/** The model that flags describe. */
 export function modelByHand(shape: ShapeByHand): ModelSource {
   const { layers, kvHeads, headSize, isMla, cacheDtype } = shape;
   return {
@@ -67,6 +60,7 @@ export function modelByHand(shape: ShapeByHand): ModelSource {
         tpSize: settings.tpSize,
         prefixCaching: true,
         assumed: cacheDtype === "auto" ? ["dtype bfloat16"] : [],
+        shapes: {},
       };
       if (!isMla && settings.tpSize < kvHeads) divided(context, kvHeads, "KV heads");
       const spec = {
@@ -102,10 +96,7 @@ export function modelByHand(shape: ShapeByHand): ModelSource {
   };
 }
 
-/**
- * Refuses two models whose caches differ.
- * @throws `KV_PLAN_INCOMPATIBLE` with the fact and both values.
- */
+/** @throws `KV_PLAN_INCOMPATIBLE` with the fact in which the models differ. */
 export function requireEqualModels(prefill: ModelCaches, decode: ModelCaches): void {
   const facts = ({ numKvHeads, layers }: ModelCaches) => ({
     "KV heads": numKvHeads,

@@ -1,16 +1,16 @@
 import { KV_CACHE_KINDS, KV_CACHE_LAYOUTS, KvError } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
+import { unknownKeys } from "@kv/program/unknown-keys";
 import { z } from "zod";
 import { describeIssues, regionSchema, stateSpaceSchema } from "../data/plan-document.js";
 import { MAX_RANKS, type Pair, placeRegions, type UnplacedRank } from "./pair.js";
 
 type UnplacedRegion = UnplacedRank["regions"][number];
 
-/** A whole number above 0 and up to a limit. */
 const upTo = (most: number) => z.int().min(1).max(most);
 const count = upTo(2 ** 20);
 
-/** A region. One without an address gets a free one. */
+/** A region without an address gets a free one. */
 const region = regionSchema
   .partial({ baseAddress: true, blockStrideBytes: true, groupId: true, memoryType: true })
   .extend({
@@ -68,7 +68,7 @@ const schema = z.strictObject({
  * @throws `KV_CONFIG_INVALID` with the field.
  */
 export function pairFromFile(name: string, value: unknown): Pair {
-  const parsed = schema.safeParse(value);
+  const parsed = schema.safeParse(value, { error: unknownKeys });
   if (!parsed.success) {
     throw new KvError("KV_CONFIG_INVALID", `${name}: ${describeIssues(parsed.error)}`, {
       hint: "docs/kv-plan.md describes the file",

@@ -33,7 +33,7 @@ interface PairOfEnginesOptions {
 type PlacelessRegion = Omit<RegionGeometry, "baseAddress">;
 
 /**
- * Lays out the caches of both engines as vLLM allocates and registers them.
+ * Lays out caches as vLLM allocates and registers them.
  * @throws `KV_PLAN_INCOMPATIBLE` when the two models' caches differ, `KV_PLAN_UNSUPPORTED`.
  */
 function pairOfEngines(options: PairOfEnginesOptions): Pair {
@@ -98,7 +98,7 @@ function notesOf(spec: CacheSpec | undefined): readonly string[] {
   return [];
 }
 
-/** How the connector treats a group: only sliding windows are clipped. */
+/** The connector clips only sliding windows. */
 export function kindOf({ layers }: CacheGroup): KvCacheKind {
   const classes = new Set(layers.map(({ spec }) => spec.class));
   if (classes.has("MambaSpec")) return "mamba";
@@ -107,7 +107,7 @@ export function kindOf({ layers }: CacheGroup): KvCacheKind {
   return classes.size === 1 && classes.has("MLAAttentionSpec") ? "mla" : "full";
 }
 
-/** KV heads of the whole model in a group; 1 for latents and states. */
+/** Returns KV heads of the whole model; 1 for latents and states. */
 function headsOfGroup({ layers }: CacheGroup): number {
   return Math.max(1, ...layers.map(({ spec }) => modelHeads(spec)));
 }
@@ -137,8 +137,7 @@ function requireEqualGroups(prefill: readonly CacheGroup[], decode: readonly Cac
 }
 
 /**
- * Where a state's projections have fewer groups than ranks, ranks hold replicas of them, and a
- * rank's state is no share of another's.
+ * With fewer projection groups than ranks, ranks hold replicas, so no state is a share of another.
  */
 function requireScaledStates(prefill: Engine, decode: Engine): void {
   const [one, other] = [stateOf(prefill), stateOf(decode)];
@@ -161,8 +160,7 @@ function stateOf({ caches }: Engine): MambaSpec | undefined {
 }
 
 /**
- * A region that serves a layer of each group serves others on a stage than on a rank that has all
- * layers.
+ * A region for a layer of each group serves other layers on a stage than on a rank with all layers.
  */
 function refuseSharedStages(kinds: string): never {
   throw new KvError(
@@ -200,15 +198,14 @@ function ranksOf(engine: Engine, regions: readonly PlacelessRegion[]): RankGeome
 }
 
 /**
- * The parts of a state's block. vLLM's `derive_mamba_conv_split`: x of Mamba 1; x, B and C of Mamba
- * 2; Q, K and V of a delta net.
+ * As vLLM's `derive_mamba_conv_split`: x of Mamba 1; x, B and C of Mamba 2; Q, K and V of a delta
+ * net.
  */
 function stateGeometry(state: MambaSpec): StateSpaceGeometry {
   const [convBytes = 0, recurrentBytes = 0] = stateBytes(state);
   const [[rows = 0, channels = 0] = [], [heads = 0, rowSize = 0] = []] = state.shapes;
   const bytesOf = (count: number) => (convBytes / (rows * channels)) * rows * count;
-  // The heads' own channels are x of Mamba 2 and V of a delta net. The rest is two projections of
-  // one size.
+  // Heads' own channels: x of Mamba 2, V of a delta net. The rest is two projections of one size.
   const own = heads * rowSize;
   const rest = (channels - own) / 2;
   const split =
@@ -224,7 +221,6 @@ function stateGeometry(state: MambaSpec): StateSpaceGeometry {
   };
 }
 
-/** The cache of a layer at its place in the allocation. */
 interface PlacedLayer {
   readonly layer: LayerCache;
   readonly offsetBytes: number;
@@ -241,10 +237,7 @@ function placedLayers({ caches, numBlocks }: Engine): readonly PlacedLayer[] {
   );
 }
 
-/**
- * Whether rows hold the pages of all layers, and are registered whole: latents, which every rank
- * has.
- */
+/** Rows hold all layers' pages and are registered whole, as for latents, which every rank has. */
 function isPacked(engine: Engine): boolean {
   const { layout, numKvHeads } = engine.caches;
   return isBlockOutermost(layout) && numKvHeads === 1 && stateOf(engine) === undefined;
@@ -261,8 +254,8 @@ function packedMembers(engine: Engine): RankGeometry["packedMembers"] {
 }
 
 /**
- * The regions of a rank, as vLLM's connector registers them: one for each address that a cache
- * begins at, in the order of the layers' names.
+ * As vLLM's connector registers them: a region per address at which a cache begins, in the order of
+ * layer names.
  */
 function regionsOf(engine: Engine): readonly PlacelessRegion[] {
   const { caches, kernelBlockSize, numBlocks } = engine;
@@ -304,10 +297,7 @@ function regionsOf(engine: Engine): readonly PlacelessRegion[] {
   return regions.sort((one, other) => compareNames(one.name, other.name));
 }
 
-/**
- * What sets a region apart from the others of its group: its heads, its replicas, and cells that do
- * not fill its blocks.
- */
+/** How a region differs from its group: heads, replicas, and cells that do not fill its blocks. */
 function headsAndCells(
   { caches }: Engine,
   placed: readonly PlacedLayer[],
@@ -322,14 +312,14 @@ function headsAndCells(
   return {
     ...(isLatent && kind === "full" ? { replicated: true } : {}),
     ...(!isLatent && heads.size === 1 && count !== caches.numKvHeads ? { numKvHeads: count } : {}),
-    // An indexer's block holds the scales of all keys after the last key.
+    // An indexer's block holds all scales after the last key.
     ...("role" in spec && spec.role === "indexer" && spec.dtype === "uint8"
       ? { cellBytes: unscaledKeyBytes(cellBytes(spec)) }
       : {}),
   };
 }
 
-/** vLLM's order of regions: numbers within names as numbers. */
+/** vLLM's order of regions: numbers in names count as numbers. */
 function compareNames(one: string, other: string): number {
   const [a, b] = [one.split(/(\d+)/), other.split(/(\d+)/)];
   for (const [index, part] of a.entries()) {
@@ -343,7 +333,7 @@ function compareNames(one: string, other: string): number {
 }
 
 /**
- * The pair of two engines with these models, prefill's first, and settings.
+ * The pair of two models, prefill's first.
  * @throws `KV_CONFIG_INVALID`, `KV_PLAN_*`.
  */
 export function pairOfModels(
@@ -367,8 +357,8 @@ export function pairOfModels(
 }
 
 /**
- * The pair, or the report of a refusal: of a model that is not understood, and of a TP size that
- * vLLM refuses, with the sizes that would work. `models` may throw.
+ * The pair, or a refusal of an unknown model or of a TP size, with sizes that would work. `models`
+ * may throw.
  * @throws `KV_CONFIG_INVALID`, other `KV_PLAN_*`.
  */
 export function pairOrRefusal(
@@ -382,7 +372,7 @@ export function pairOrRefusal(
     return pairOfModels(known, flags);
   } catch (error) {
     if (!KvError.is(error) || error.code !== "KV_PLAN_UNSUPPORTED") throw error;
-    // A model that is not understood has no TP size that would work.
+    // No TP size works for an unknown model.
     const understood = known;
     const wouldWork =
       understood === undefined

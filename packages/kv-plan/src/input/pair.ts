@@ -3,59 +3,46 @@ import type { RankGeometry, RegionGeometry } from "@kv/plan";
 import type { ModelCaches } from "../model/model-caches.js";
 import type { EngineFlags } from "./engine-flags.js";
 
-/** Two engines, rank by rank. Every input of the command becomes a pair. */
+/** Two engines, rank by rank: what every input of the command becomes. */
 export interface Pair {
-  /** Title of the report. */
   readonly title: string;
   /** KV heads of the whole model; 1 for MLA. */
   readonly numKvHeads: number;
-  /** Kind of each KV cache group. */
   readonly groups: readonly KvCacheKind[];
-  /** KV heads of each group, where groups differ. */
+  /** KV heads by group, where groups differ. */
   readonly groupKvHeads?: readonly number[] | undefined;
-  /** Type of the cache, as `ModelGeometry.cacheDtype`. */
+  /** Element type, as in `ModelGeometry.cacheDtype`. */
   readonly cacheDtype?: string | undefined;
-  /** By group: tokens of its sliding window; undefined for a group without one. */
+  /** Tokens of each group's sliding window; undefined without one. */
   readonly windowTokens: readonly (number | undefined)[];
-  /** Ranks of the prefill engine, stage after stage. */
+  /** Ranks of prefill, stage after stage. */
   readonly prefill: readonly RankGeometry[];
-  /** Ranks of the decode engine. */
   readonly decode: readonly RankGeometry[];
-  /**
-   * The source of the geometry: vLLM's rules for an architecture, a file, or the engines
-   * themselves.
-   */
+  /** Source of the geometry: rules of an architecture, a file, or the engines. */
   readonly plannedFrom?: string | undefined;
-  /** Of a pair from models: the caches of prefill's and of decode's model on one rank. */
+  /** Caches of prefill's and decode's model on one rank. */
   readonly caches?: readonly [ModelCaches, ModelCaches] | undefined;
-  /** Assumptions that no input states; the report prints them. */
+  /** Assumptions that the report prints. */
   readonly assumed: readonly string[];
   /**
-   * The pair with other settings of the engines, where the input gives the geometry for them.
+   * The pair with other engine settings, where the input allows them.
    * @throws `KV_CONFIG_INVALID`, `KV_PLAN_*`.
    */
   readonly changed?: ((flags: Partial<EngineFlags>) => Pair) | undefined;
 }
 
-/**
- * The most ranks of one engine over all stages: more than any engine has, and few enough to plan
- * and prove in minutes.
- */
+/** The most ranks of one engine over all stages: more than any has, yet proven in minutes. */
 export const MAX_RANKS = 1024;
 
 const ALIGNMENT_BYTES = 2 ** 21;
 
-/** A rank whose regions may lack an address. */
 export type UnplacedRank = Omit<RankGeometry, "regions"> & {
   readonly regions: readonly (Omit<RegionGeometry, "baseAddress"> & {
     readonly baseAddress?: number | undefined;
   })[];
 };
 
-/**
- * Gives each region without an address one of its own: one after another, as an engine would
- * allocate them.
- */
+/** Regions without an address get free ones, one after another as in an engine. */
 export function placeRegions(rank: UnplacedRank): RankGeometry {
   let next = ALIGNMENT_BYTES;
   return {

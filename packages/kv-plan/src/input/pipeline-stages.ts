@@ -4,8 +4,8 @@ import type { Pair } from "./pair.js";
 import { placeRegions } from "./pair.js";
 
 /**
- * The pipeline stage of each layer, divided as vLLM does (0.33, `get_pp_indices`): evenly, with the
- * remaining layers on the stages before the last.
+ * The stage of each layer as vLLM divides them (0.33, `get_pp_indices`): evenly, with the rest on
+ * the stages before the last.
  * @throws `KV_CONFIG_INVALID` for more stages than layers.
  */
 export function stagesOfLayers(numLayers: number, ppSize: number): readonly number[] {
@@ -24,7 +24,6 @@ export function stagesOfLayers(numLayers: number, ppSize: number): readonly numb
   }).flat();
 }
 
-/** The pipeline stage of a rank, and the number of stages of its engine. */
 export function placeOf({ ppRank = 0, ppSize = 1 }: RankGeometry): {
   ppRank: number;
   ppSize: number;
@@ -32,7 +31,6 @@ export function placeOf({ ppRank = 0, ppSize = 1 }: RankGeometry): {
   return { ppRank, ppSize };
 }
 
-/** The ranks of an engine by pipeline stage. */
 export function byStage(ranks: readonly RankGeometry[]): readonly (readonly RankGeometry[])[] {
   const stages: RankGeometry[][] = [];
   for (const rank of ranks) {
@@ -42,7 +40,6 @@ export function byStage(ranks: readonly RankGeometry[]): readonly (readonly Rank
   return stages;
 }
 
-/** Ranks without stages, divided into the given stages. */
 export function inStagesOf(
   stages: readonly (readonly RankGeometry[])[],
   ranks: readonly RankGeometry[],
@@ -61,10 +58,7 @@ export function inStagesOf(
   });
 }
 
-/**
- * Refuses a decode engine with pipeline stages.
- * @throws `KV_PLAN_UNSUPPORTED`.
- */
+/** @throws `KV_PLAN_UNSUPPORTED` for a decode engine with stages. */
 export function refuseStagesOfDecode(decode: readonly RankGeometry[]): void {
   const [rank] = decode;
   if (rank === undefined || placeOf(rank).ppSize === 1) return;
@@ -75,14 +69,11 @@ export function refuseStagesOfDecode(decode: readonly RankGeometry[]): void {
   );
 }
 
-/**
- * The pair without pipeline stages on one side: each rank has the caches of all stages. Undefined
- * for a side without stages.
- */
+/** Each rank of that side gets all stages' caches. Undefined for a side without stages. */
 export function withoutStages(pair: Pair, side: "prefill" | "decode"): Pair | undefined {
   const [first, ...more] = byStage(pair[side]);
   if (first === undefined || more.length === 0) return undefined;
-  // Engines without stages are matched by the order of their regions.
+  // Engines without stages match by the order of their regions.
   const other = byStage(pair[side === "prefill" ? "decode" : "prefill"]).map(([rank]) => rank);
   const order = other.flatMap((rank) => rank?.regions.map(({ name }) => name) ?? []);
   const ranks = first.map(({ ppRank: _, ppSize: __, ...rank }, index): RankGeometry => {

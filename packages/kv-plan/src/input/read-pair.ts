@@ -11,12 +11,10 @@ import type { Pair } from "./pair.js";
 import { pairFromFile } from "./pair-file.js";
 import { kindOf, pairOrRefusal } from "./pair-from-model.js";
 
-/** The flags that define a pair. */
 type PairInput = "--file" | "--config" | "--layers";
 
 const MODELS: readonly PairInput[] = ["--config", "--layers"];
 
-/** The inputs with which each flag has an effect. */
 const SERVES_WITH: readonly (readonly [
   flag: string,
   option: keyof CliOptions,
@@ -37,19 +35,15 @@ const SERVES_WITH: readonly (readonly [
   ["--mla", "mla", ["--layers"]],
 ];
 
-/** Whether the value of an option is not its default. */
 function isGiven(option: keyof CliOptions, value: CliOptions[keyof CliOptions]): boolean {
-  // vLLM's default is on, and the flag takes it away.
+  // vLLM's default is on; the flag turns it off.
   if (option === "prefixCaching") return value === false;
   return Array.isArray(value)
     ? value.length > 0
     : value !== undefined && value !== false && value !== "auto";
 }
 
-/**
- * Refuses flags that have no effect with an input.
- * @throws `KV_CONFIG_INVALID` with the flags.
- */
+/** @throws `KV_CONFIG_INVALID` with the flags that have no effect with an input. */
 function refuseUnused(options: CliOptions, input: PairInput): void {
   const unused = SERVES_WITH.filter(
     ([, option, inputs]) => isGiven(option, options[option]) && !inputs.includes(input),
@@ -71,15 +65,11 @@ function refuseUnused(options: CliOptions, input: PairInput): void {
   }
 }
 
-/**
- * A config.json has some kilobytes, and a described pair of hundreds of regions less than a
- * megabyte.
- */
+/** Described pairs with hundreds of regions take less than a megabyte. */
 const MAX_FILE_BYTES = 16 * 2 ** 20;
 
 /**
- * Reads the pair from the input that the flags name. A model that is not understood, and a TP size
- * that vLLM refuses, give the report of a refusal.
+ * An unknown model, or a TP size that vLLM refuses, gives a refusal.
  * @throws `KV_CONFIG_INVALID`, `KV_PLAN_*`.
  */
 export async function readPair(options: CliOptions): Promise<Pair | RefusalReport> {
@@ -115,7 +105,7 @@ export async function readPair(options: CliOptions): Promise<Pair | RefusalRepor
   );
 }
 
-/** The configs of both engines, or the one for both. */
+/** One config serves both engines. */
 async function configsOf(options: CliOptions): Promise<{ name: string; config: unknown }[]> {
   if (options.config.length > 2) both("--config", options.config, "");
   const read: { name: string; config: unknown }[] = [];
@@ -141,8 +131,8 @@ function modelsOf(
   return [prefill, decode];
 }
 
-/** The name of a model: that of the folder for a file named config.json. */
-function nameOf(file: string): string {
+/** A config.json takes the name of its folder. */
+export function nameOf(file: string): string {
   const name = basename(file);
   return name === "config.json" ? basename(dirname(file)) || name : name.replace(/\.json$/, "");
 }
@@ -165,7 +155,6 @@ function flagged(options: CliOptions): readonly [ModelSource, ModelSource] {
   return [model, model];
 }
 
-/** Refuses `--ssm-dtype` for a model without states. */
 function refuseUnusedStateDtype({ ssmDtype }: CliOptions, models: readonly ModelSource[]): void {
   if (ssmDtype === "auto") return;
   if (models.some((model) => model.hasStates)) return;
@@ -177,7 +166,7 @@ function refuseUnusedStateDtype({ ssmDtype }: CliOptions, models: readonly Model
 }
 
 /** @throws `KV_CONFIG_INVALID`. */
-async function readJson(file: string): Promise<unknown> {
+export async function readJson(file: string): Promise<unknown> {
   let text: Buffer;
   try {
     text = await readFile(file);
@@ -197,20 +186,19 @@ async function readJson(file: string): Promise<unknown> {
   }
 }
 
-/** The KV cache groups of a model, in vLLM's order. */
+/** A model's KV cache groups, in vLLM's order. */
 export interface ConfiguredGroups {
-  /** The file that says so. */
+  /** The file that describes the groups. */
   readonly from: string;
-  /** Kind of each group. */
   readonly kinds: readonly KvCacheKind[];
-  /** Names of each group's layers. */
+  /** Layer names of each group. */
   readonly layers: readonly (readonly string[])[];
 }
 
 /**
- * The groups that vLLM 0.33 makes of the layers of a model with this `config.json`, on one rank.
- * @throws `KV_CONFIG_INVALID` for a file that cannot be read or has a wrong field;
- * `KV_PLAN_UNSUPPORTED` for an architecture that the rules do not know.
+ * The groups that vLLM 0.33 makes of this `config.json` on one rank.
+ * @throws `KV_CONFIG_INVALID` for an unreadable file or a wrong field; `KV_PLAN_UNSUPPORTED` for an
+ * unknown architecture.
  */
 export async function groupsOfConfig(file: string): Promise<ConfiguredGroups> {
   const { groups } = modelCaches(nameOf(file), await readJson(file), { tpSize: 1 });

@@ -6,21 +6,19 @@ import type { Backend, ModelContext, ModelDraft } from "./model-draft.js";
 /** vLLM's `DEFAULT_BLOCK_SIZE`. */
 const DEFAULT_BLOCK_TOKENS = 16;
 
-/** Tokens in the blocks of an engine. */
 export interface BlockSizes {
   /** vLLM's `block_size`. */
   readonly blockSize: number;
-  /** vLLM's `mamba_block_size`, of models with states. */
+  /** vLLM's `mamba_block_size`, for models with states. */
   readonly stateBlockSize?: number;
-  /** Bytes to which the page of a state is padded. */
+  /** Bytes to which a state's page is padded. */
   readonly statePageBytes?: number;
 }
 
 /**
- * Block sizes as vLLM 0.33 derives them (`Platform.update_block_size_for_backend`): what is asked
- * for, or 16, or the least that all backends take; of a hybrid the fewest tokens whose page of
- * attention holds a state. `maxTokens`: vLLM's `max_model_len`, the block size of states without
- * prefix caching.
+ * As vLLM 0.33 derives them (`Platform.update_block_size_for_backend`): the given size, or 16, or
+ * the least that all backends take; for a hybrid, the fewest tokens whose attention page holds a
+ * state. `maxTokens`: vLLM's `max_model_len`, the block size of states without prefix caching.
  * @throws `KV_CONFIG_INVALID` for a block size that a kernel does not take.
  */
 export function blockSizesOf(
@@ -41,7 +39,7 @@ export function blockSizesOf(
   );
   const [state] = states;
   if (state === undefined) return { blockSize: preferred };
-  // vLLM caches no prefixes of a model without attention.
+  // vLLM caches no prefixes for a model without attention.
   const align = context.prefixCaching && draft.backends.length > 0;
   const blockSize =
     draft.tokenBytes === 0
@@ -55,7 +53,7 @@ export function blockSizesOf(
   };
 }
 
-/** The least number of tokens that all backends take; 16 where they do. */
+/** Returns 16, or the least that all backends take. */
 function commonBlockSize(backends: readonly Backend[]): number {
   const takes = (tokens: number) =>
     backends.every(({ kernelTokens, only = false }) =>
@@ -66,8 +64,8 @@ function commonBlockSize(backends: readonly Backend[]): number {
 }
 
 /**
- * The fewest tokens whose page of attention holds a state, in multiples that kernels and
- * checkpoints of states ask for.
+ * The fewest tokens whose attention page holds a state, rounded up for kernels and state
+ * checkpoints.
  */
 function hybridBlockSize(
   draft: ModelDraft,
@@ -84,7 +82,6 @@ function hybridBlockSize(
   return Math.max(preferred, kernel * Math.ceil(tokens / kernel));
 }
 
-/** The caches of a draft with their block sizes. */
 export function layersOf(draft: ModelDraft, sizes: BlockSizes): readonly LayerCache[] {
   return draft.layers.map(({ name, layer, spec, blockSize }) => {
     const isState = "mambaType" in spec;

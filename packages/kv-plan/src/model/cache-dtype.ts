@@ -7,8 +7,7 @@ import type { ModelContext } from "./model-draft.js";
 const NO_FLOAT16: ReadonlySet<string> = new Set(["gemma2", "gemma3", "gemma3_text", "glm4"]);
 
 /**
- * The type of the model's elements, as vLLM resolves `--dtype auto`: float32 checkpoints run as
- * bfloat16.
+ * As vLLM resolves `--dtype auto`: float32 checkpoints run as bfloat16.
  * @throws `KV_CONFIG_INVALID`.
  */
 export function modelDtypeOf(
@@ -42,8 +41,8 @@ export function modelDtypeOf(
 }
 
 /**
- * vLLM's `cache_dtype`: what is asked for, or for "auto" what the checkpoint's quantization says.
- * @throws `KV_PLAN_UNSUPPORTED` for a scheme that is not known.
+ * vLLM's `cache_dtype`; for "auto", that of the checkpoint's quantization.
+ * @throws `KV_PLAN_UNSUPPORTED` for an unknown scheme.
  */
 export function resolvedCacheDtype(
   name: string,
@@ -62,6 +61,24 @@ export function resolvedCacheDtype(
   return "auto";
 }
 
+/** @throws `KV_PLAN_UNSUPPORTED` for a quantization that vLLM does not load. */
+export function refuseQuantization(
+  name: string,
+  known: readonly string[],
+  outer: ConfigFields,
+  inner: ConfigFields,
+): void {
+  const config = outer.value("quantization_config") ?? inner.value("quantization_config");
+  if (!isRecord(config)) return;
+  const method = methodOf(config);
+  if (method === "" || known.includes(method)) return;
+  throw new KvError(
+    "KV_PLAN_UNSUPPORTED",
+    `${name}: quantization_config.quant_method is ${method}, which vLLM does not load`,
+    { hint: `it loads ${known.join(", ")}` },
+  );
+}
+
 function methodOf(config: Readonly<Record<string, unknown>>): string {
   const { producer, quantization, quant_method: method } = config;
   const algorithm = isRecord(quantization) ? quantization["quant_algo"] : undefined;
@@ -74,8 +91,8 @@ function methodOf(config: Readonly<Record<string, unknown>>): string {
 }
 
 /**
- * NVIDIA ModelOpt: FP8 or NVFP4 by its scheme or its algorithm. vLLM takes any other for "auto",
- * and reads the outermost config only.
+ * FP8 or NVFP4 by scheme or algorithm. vLLM takes others for "auto", and reads only the outermost
+ * config.
  */
 function ofModelOpt(config: Readonly<Record<string, unknown>>, isOutermost: boolean): string {
   if (!isOutermost) return "auto";
@@ -105,8 +122,8 @@ function ofScheme(name: string, scheme: Readonly<Record<string, unknown>>): stri
 }
 
 /**
- * Bytes of the K, or the V, of one head and token in types that pack elements with their scales
- * (vLLM 0.33: `nvfp4_kv_cache_full_dim`, `TritonAttentionBackend`).
+ * Bytes of one head's and token's K (or V) with packed scales (vLLM 0.33:
+ * `nvfp4_kv_cache_full_dim`, `TritonAttentionBackend`).
  */
 const PACKED_ROW_BYTES: Readonly<Record<string, (headSize: number) => number>> = {
   nvfp4: (headSize) => Math.floor(headSize / 2) + Math.floor(headSize / 16),
@@ -117,13 +134,13 @@ const PACKED_ROW_BYTES: Readonly<Record<string, (headSize: number) => number>> =
 };
 const FP8: ReadonlySet<string> = new Set(["fp8", "fp8_e4m3", "fp8_e5m2"]);
 
-/** Whether vLLM keeps the cache's elements as FP8 with one scale for a tensor. */
+/** Whether elements are FP8 with one scale per tensor. */
 export function isFp8({ cacheDtype }: Pick<ModelContext, "cacheDtype">): boolean {
   return FP8.has(cacheDtype);
 }
 
 /**
- * The type of a cache's elements, and the bytes of K and V where they are packed with scales.
+ * With bytes of K and V where scales are packed in.
  * @throws `KV_CONFIG_INVALID` for an unknown type.
  */
 export function elementsOf(
@@ -133,9 +150,14 @@ export function elementsOf(
 ): Pick<AttentionSpec, "dtype" | "contentBytes"> {
   if (cacheDtype === "auto") return { dtype: modelDtype };
   if (FP8.has(cacheDtype)) return { dtype: "uint8" };
-  if (cacheDtype === "half") return { dtype: "float16" };
-  if (cacheDtype === "bfloat16" || cacheDtype === "float16" || cacheDtype === "float32")
-    return { dtype: cacheDtype };
+  if (cacheDtype === "bfloat16" || cacheDtype === "float16") {
+    if (cacheDtype === modelDtype) return { dtype: cacheDtype };
+    throw new KvError(
+      "KV_PLAN_UNSUPPORTED",
+      `${name}: cache dtype ${cacheDtype} of a model of type ${modelDtype}: vLLM refuses it`,
+      { hint: `give auto or ${modelDtype} with --kv-cache-dtype` },
+    );
+  }
   const packed = Object.hasOwn(PACKED_ROW_BYTES, cacheDtype)
     ? PACKED_ROW_BYTES[cacheDtype]
     : undefined;
@@ -144,9 +166,7 @@ export function elementsOf(
       dtype: "uint8",
       contentBytes: packed(headSize) + (headSizeV === 0 ? 0 : packed(headSizeV)),
     };
-  const known = ["bfloat16", "float16", "float32", ...FP8, ...Object.keys(PACKED_ROW_BYTES)].join(
-    ", ",
-  );
+  const known = ["bfloat16", "float16", ...FP8, ...Object.keys(PACKED_ROW_BYTES)].join(", ");
   throw new KvError(
     "KV_CONFIG_INVALID",
     `${name}: cache dtype "${cacheDtype}" is none of ${known}`,

@@ -1,7 +1,7 @@
-/** The cache of one layer on one rank, with vLLM's names (0.33, `kv_cache_interface.py`). */
+/** A layer's cache on one rank, in vLLM's terms (0.33, `kv_cache_interface.py`). */
 export type CacheSpec = AttentionSpec | MambaSpec;
 
-/** Kinds of attention caches: vLLM's classes. */
+/** vLLM's classes of attention caches. */
 export type AttentionClass =
   | "FullAttentionSpec"
   | "SlidingWindowSpec"
@@ -17,35 +17,32 @@ export interface AttentionSpec {
   readonly blockSize: number;
   /** KV heads of the rank; 1 for latents. */
   readonly numKvHeads: number;
-  /** KV heads of the layer on all ranks together. Default 1. It is no part of vLLM's spec. */
+  /** KV heads of the layer over all ranks (default 1). vLLM's spec lacks it. */
   readonly modelKvHeads?: number;
-  /** Elements of the K of a head, or of a latent. */
+  /** Elements of a head's K, or of a latent. */
   readonly headSize: number;
-  /** Elements of the V of a head; 0 for latents. */
+  /** Elements of a head's V; 0 for latents. */
   readonly headSizeV: number;
-  /** Type of an element, as torch names it. */
+  /** Torch's name of the element type. */
   readonly dtype: string;
-  /**
-   * Bytes of K and V of a head and token, or of a latent, where elements are packed with scales.
-   */
+  /** Bytes of K and V of a head and token, or of a latent, where scales are packed in. */
   readonly contentBytes?: number;
   /** Tokens of one latent. Default 1. */
   readonly tokensPerState?: number;
   readonly slidingWindow?: number;
   readonly attentionChunkSize?: number;
-  /** Bytes of a page with its padding. */
   readonly pageSizePadded?: number;
-  /** Pages are padded to multiples of these bytes. */
+  /** Bytes of which a padded page is a multiple. */
   readonly alignment?: number;
-  /** Bytes that the stride between blocks is a multiple of. */
+  /** Bytes of which the block stride is a multiple. */
   readonly strideAlignment?: number;
-  /** Tokens of the kernel blocks that the kernel takes, where it takes no other number. */
+  /** The only block size that the kernel takes, in tokens. */
   readonly kernelBlock?: number;
-  /** vLLM's name of the cache's type, for latents. */
+  /** vLLM's name of a latent cache's type. */
   readonly cacheDtype?: string;
   /**
-   * Sets caches apart that are alike in all else: an indexer's keys, the first layer of a group
-   * that shares an indexer.
+   * Tells apart otherwise equal caches: an indexer's keys, the first layer of a group with a shared
+   * indexer.
    */
   readonly role?: "indexer" | "index group leader";
 }
@@ -53,13 +50,15 @@ export interface AttentionSpec {
 /** A state that does not grow with the sequence. */
 export interface MambaSpec {
   readonly class: "MambaSpec";
-  /** Tokens between two states that are kept. */
+  /** Tokens between two kept states. */
   readonly blockSize: number;
-  /** The convolution's state, then the recurrent one, or one of the two. */
+  /** The convolution's state, then the recurrent one, or only one of them. */
   readonly shapes: readonly (readonly number[])[];
   readonly dtypes: readonly string[];
   /** vLLM's `mamba_type`. */
   readonly mambaType: "MAMBA1" | "MAMBA2" | "GDN_ATTN" | "SHORT_CONV" | "LINEAR";
+  /** Blocks of a request that a prefill fills with checkpoints, with prefix caching (default 0). */
+  readonly checkpointBlocks?: number;
   readonly pageSizePadded?: number;
 }
 
@@ -70,17 +69,17 @@ const BYTES_OF_DTYPE: Readonly<Record<string, number>> = {
   uint8: 1,
 };
 
-/** Bytes of an element of a torch type. 0 for an unknown one. */
+/** Returns 0 for an unknown type. */
 export function dtypeBytes(dtype: string): number {
   return BYTES_OF_DTYPE[dtype] ?? 0;
 }
 
-/** Bytes of K and V of one head and token, or of one latent. */
+/** Bytes of one head's and token's K and V, or of one latent. */
 export function cellBytes(spec: AttentionSpec): number {
   return spec.contentBytes ?? (spec.headSize + spec.headSizeV) * dtypeBytes(spec.dtype);
 }
 
-/** Bytes of the parts of a state: the convolution's, and the recurrent one. */
+/** Returns bytes of the convolution's state and of the recurrent one. */
 export function stateBytes({
   shapes,
   dtypes,
@@ -91,14 +90,12 @@ export function stateBytes({
   );
 }
 
-/** Bytes of a page without padding. */
 export function unpaddedPageBytes(spec: CacheSpec): number {
   if (spec.class === "MambaSpec") return stateBytes(spec).reduce((sum, bytes) => sum + bytes, 0);
   const cells = Math.floor(spec.blockSize / (spec.tokensPerState ?? 1));
   return spec.numKvHeads * cells * cellBytes(spec);
 }
 
-/** Bytes of a page: of one block of one layer. */
 export function pageBytes(spec: CacheSpec): number {
   if (spec.pageSizePadded !== undefined) return spec.pageSizePadded;
   const bytes = unpaddedPageBytes(spec);
@@ -106,7 +103,6 @@ export function pageBytes(spec: CacheSpec): number {
   return Math.ceil(bytes / alignment) * alignment;
 }
 
-/** Bytes that the stride between the blocks of a layer is a multiple of. */
 export function strideAlignment(spec: CacheSpec): number {
   if (spec.class === "MambaSpec") return 1;
   if (spec.strideAlignment !== undefined) return spec.strideAlignment;
@@ -115,7 +111,7 @@ export function strideAlignment(spec: CacheSpec): number {
   return kernel === spec.blockSize ? 1 : pageBytes({ ...spec, blockSize: kernel });
 }
 
-/** Whether two layers have one cache shape: vLLM groups them together then. */
+/** vLLM groups layers whose keys are equal. */
 export function specKey(spec: CacheSpec): string {
   const fields = Object.entries(spec).filter(([name]) => name !== "modelKvHeads");
   return JSON.stringify(fields.sort(([one], [other]) => (one < other ? -1 : 1)));

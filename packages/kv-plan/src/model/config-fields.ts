@@ -5,9 +5,8 @@ const MAX_COUNT = 2 ** 31;
 const MAX_LAYERS = 10_000;
 
 /**
- * The fields of a `config.json`. A family of models reads those that it knows. `refuseUnread` then
- * refuses a field that may decide a cache and that nobody has read, so that what is not understood
- * is never left out in silence.
+ * Fields of a `config.json`, as a family of models reads them. `refuseUnread` refuses unread fields
+ * that may decide a cache, so that none is silently ignored.
  */
 export class ConfigFields {
   readonly #model: string;
@@ -15,30 +14,40 @@ export class ConfigFields {
   readonly #path: string;
   readonly #read = new Set<string>();
 
-  /** `path`: the place of the fields within the file, with a dot at its end, or "". */
+  /** `path`: place of the fields in the file, ending with a dot, or "". */
   constructor(model: string, values: Readonly<Record<string, unknown>>, path = "") {
     this.#model = model;
     this.#values = values;
     this.#path = path;
   }
 
-  /** The value of a field; undefined where it is missing or null. */
+  /** Returns undefined for a missing or null field. */
   value(name: string): unknown {
     this.#read.add(name);
     return this.#values[name] ?? undefined;
+  }
+
+  /**
+   * A value as the table of architectures keeps it: "null" for an explicit null, null where the
+   * field is missing, the different values of a list.
+   */
+  kindOf(name: string): unknown {
+    const value = this.value(name);
+    if (value === undefined) return Object.hasOwn(this.#values, name) ? "null" : null;
+    return Array.isArray(value) ? [...new Set(value)].sort() : value;
   }
 
   has(name: string): boolean {
     return this.value(name) !== undefined;
   }
 
-  /** Marks fields as understood that have no effect on the caches of the family that reads them. */
+  /** Marks fields without effect on this family's caches as read. */
   ignore(...names: readonly string[]): void {
     for (const name of names) this.#read.add(name);
   }
 
   /**
-   * A whole number, of the first of these names that has one.
+   * The whole number of the first of these names that has a value.
    * @throws `KV_CONFIG_INVALID` for another value.
    */
   optionalCount(...names: readonly string[]): number | undefined {
@@ -59,7 +68,7 @@ export class ConfigFields {
   }
 
   /**
-   * As `optionalCount`, above 0, or `otherwise`: the value that vLLM takes.
+   * As `optionalCount`, but above 0. `otherwise`: the value that vLLM takes.
    * @throws `KV_CONFIG_INVALID`; `KV_PLAN_UNSUPPORTED` where there is none.
    */
   count(names: string | readonly string[], otherwise?: number): number {
@@ -75,20 +84,14 @@ export class ConfigFields {
     return found;
   }
 
-  /**
-   * The number of layers.
-   * @throws The errors of `count`.
-   */
+  /** @throws The errors of `count`. */
   layers(names: string | readonly string[]): number {
     const found = this.count(names);
     if (found <= MAX_LAYERS) return found;
     throw this.#invalid(String(names), found, `at most ${MAX_LAYERS} layers`);
   }
 
-  /**
-   * A number that need not be whole.
-   * @throws `KV_CONFIG_INVALID`.
-   */
+  /** @throws `KV_CONFIG_INVALID`. */
   number(name: string, otherwise: number): number {
     const value = this.value(name) ?? otherwise;
     if (typeof value === "number" && Number.isFinite(value) && value > 0) return value;
@@ -108,7 +111,7 @@ export class ConfigFields {
   }
 
   /**
-   * A list with a value for each layer; undefined where the field is missing.
+   * One value per layer; undefined where the field is missing.
    * @throws `KV_CONFIG_INVALID` for a shorter list.
    */
   perLayer<T extends string | number>(
@@ -129,7 +132,7 @@ export class ConfigFields {
     return value as T[];
   }
 
-  /** The fields of an object within these; undefined where it is missing. */
+  /** Returns undefined where the field is missing. */
   object(name: string): ConfigFields | undefined {
     const value = this.value(name);
     if (value === undefined) return undefined;
@@ -137,7 +140,6 @@ export class ConfigFields {
     return new ConfigFields(this.#model, value, `${this.#path}${name}.`);
   }
 
-  /** Refuses a value of a field that the family does not know. */
   unknownValue(name: string, value: unknown, known: string): KvError {
     return new KvError(
       "KV_PLAN_UNSUPPORTED",
@@ -146,10 +148,7 @@ export class ConfigFields {
     );
   }
 
-  /**
-   * Refuses a field that may decide a cache, is present, and was not read.
-   * @throws `KV_PLAN_UNSUPPORTED` with the fields.
-   */
+  /** @throws `KV_PLAN_UNSUPPORTED` for unread fields that may decide a cache. */
   refuseUnread(family: string): void {
     const unread = Object.entries(this.#values).filter(
       ([name, value]) => decides(name, value) && !this.#read.has(name),
@@ -174,11 +173,10 @@ export class ConfigFields {
   }
 }
 
-/** What to do with a model that the rules do not know. */
 export const OTHER_WAYS =
   "describe the regions in a file (--file), ask two running engines (kv-peer plan), or ask an installed vLLM for its caches (tools/vllm/cache_specs.py)";
 
-/** Null, false, 0 and empty values switch off what a field is about. */
+/** Null, false, 0 and empty values turn a field off. */
 function decides(name: string, value: unknown): boolean {
   if (value === null || value === undefined || value === false || value === 0) return false;
   if (typeof value === "object" && Object.keys(value).length === 0) return false;
@@ -194,11 +192,11 @@ function shown(value: unknown): string {
   return text.length > 60 ? `${text.slice(0, 60)}…` : text;
 }
 
-/** Texts, and the numbers that Python writes into JSON and that JSON does not have. */
+/** Texts, and Python's numbers that JSON lacks. */
 const TEXT_OR_SPECIAL = /"(?:[^"\\]|\\.)*"|-?\bInfinity\b|\bNaN\b/g;
 
 /**
- * Reads JSON as Python writes it: `Infinity`, `-Infinity` and `NaN` become null.
+ * Reads Python's JSON: `Infinity`, `-Infinity` and `NaN` become null.
  * @throws `SyntaxError`.
  */
 export function parsePythonJson(text: string): unknown {

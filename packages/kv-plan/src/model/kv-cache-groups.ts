@@ -2,10 +2,9 @@ import { type KvCacheLayout, KvError } from "@kv/interface";
 import { type CacheSpec, pageBytes, specKey } from "./cache-spec.js";
 import { OTHER_WAYS } from "./config-fields.js";
 
-/** A layer with its cache, in the order in which vLLM's model makes them. */
+/** One layer's cache, in the order of vLLM's model. */
 export interface LayerCache {
   readonly name: string;
-  /** Number of the model's layer that it belongs to. */
   readonly layer: number;
   readonly spec: CacheSpec;
 }
@@ -18,15 +17,13 @@ export interface CacheGroup {
 }
 
 /**
- * vLLM makes groups of the larger number of layers where that number is less than so many times the
- * smaller one.
+ * vLLM sizes groups by the kind with most layers if these are fewer than this many times the least.
  */
 const PADDING_THRESHOLD = 1.5;
 
 /**
- * Layers in groups, as vLLM 0.33 builds them (`kv_cache_planning.py`, `get_kv_cache_groups`). Where
- * pages differ in size, blocks of the smaller ones get more tokens, or padding; with blocks
- * outermost pages of any size lie side by side in a block.
+ * As vLLM 0.33 builds them (`kv_cache_planning.py`, `get_kv_cache_groups`). Smaller pages get more
+ * tokens per block, or padding. With blocks outermost, pages of any size lie side by side.
  * @throws `KV_PLAN_UNSUPPORTED` where pages cannot be made equal.
  */
 export function groupLayers(
@@ -51,7 +48,7 @@ function groupOf(layers: readonly LayerCache[]): CacheGroup {
   return { layers, blockSize: layers[0]?.spec.blockSize ?? 0 };
 }
 
-/** Whether all layers need the same number of token slots, so that one block table serves them. */
+/** One block table serves layers that need equally many token slots. */
 function isUniform(layers: readonly LayerCache[]): boolean {
   return new Set(layers.map(({ spec }) => `${spec.blockSize} ${slotsKey(spec)}`)).size === 1;
 }
@@ -62,10 +59,7 @@ function slotsKey(spec: CacheSpec): string {
   return `${spec.class} ${spec.slidingWindow ?? 0} ${spec.attentionChunkSize ?? 0}`;
 }
 
-/**
- * Gives all layers pages of one size: by more tokens in a block where the sizes divide, otherwise
- * by padding.
- */
+/** Gives blocks more tokens where sizes divide, else padding. */
 function withEqualPages(layers: readonly LayerCache[]): readonly LayerCache[] {
   const largest = Math.max(...layers.map(({ spec }) => pageBytes(spec)));
   return layers.map((layer) => {
@@ -84,7 +78,7 @@ function withEqualPages(layers: readonly LayerCache[]): readonly LayerCache[] {
   });
 }
 
-/** Groups with the same number of layers each, so that one page serves a layer of each group. */
+/** Groups of equal length, so that one page serves a layer of each group. */
 function equalPages(layers: readonly LayerCache[]): readonly CacheGroup[] {
   const buckets = [...bucketsBy(layers, ({ spec }) => specKey(spec)).values()];
   const counts = buckets.map((bucket) => bucket.length);
@@ -95,10 +89,7 @@ function equalPages(layers: readonly LayerCache[]): readonly CacheGroup[] {
   );
 }
 
-/**
- * Every layer of unlike pages lies in a block beside others: groups of whole repetitions of the
- * layers' pattern.
- */
+/** Layers of unequal pages share a block: groups of whole repetitions of the layers' pattern. */
 function packedGroups(layers: readonly LayerCache[]): readonly CacheGroup[] {
   const buckets = [
     ...bucketsBy(layers, ({ spec }) => `${spec.blockSize} ${slotsKey(spec)}`).values(),
@@ -132,10 +123,7 @@ function packedGroups(layers: readonly LayerCache[]): readonly CacheGroup[] {
   });
 }
 
-/**
- * The chunk size that adds least when all counts are rounded up to multiples of it; of several the
- * largest.
- */
+/** The chunk size with the least padding of all counts; the largest of several. */
 function chunkWithLeastPadding(counts: readonly number[], least: number): number {
   let best = least;
   let bestPadding = Number.POSITIVE_INFINITY;
@@ -150,14 +138,13 @@ function chunkWithLeastPadding(counts: readonly number[], least: number): number
   return best;
 }
 
-/** A list dealt out to `count` lists, one element after another. */
 function everyNth<T>(items: readonly T[], count: number): readonly (readonly T[])[] {
   return Array.from({ length: count }, (_, start) =>
     items.filter((_item, index) => index % count === start),
   );
 }
 
-/** Items by a key, in the order of their first ones. */
+/** Keeps the order of each key's first item. */
 export function bucketsBy<T, K>(
   items: readonly T[],
   keyOf: (item: T) => K,

@@ -14,11 +14,10 @@ import {
 } from "./kv-cache-groups.js";
 
 /**
- * The place of the caches of some layers in the one allocation: layer `l` of block `b` begins at
- * `offsetBytes + l * layerStride + b * blockStride`. Groups may share bytes.
+ * Layer `l` of block `b` begins at `offsetBytes + l * layerStride + b * blockStride` in the one
+ * allocation. Groups may share bytes.
  */
 export interface CacheTensor {
-  /** Index of the layers' group. */
   readonly group: number;
   readonly layers: readonly LayerCache[];
   readonly offsetBytes: number;
@@ -26,7 +25,7 @@ export interface CacheTensor {
   readonly blockStrideBytes: number;
 }
 
-/** Bytes of one block id over all layers (vLLM 0.33: `_get_kv_cache_bytes_per_block`). */
+/** Counts all layers (vLLM 0.33: `_get_kv_cache_bytes_per_block`). */
 export function bytesPerBlock(groups: readonly CacheGroup[], layout: KvCacheLayout): number {
   const specs = groups.flatMap(({ layers }) => layers.map(({ spec }) => spec));
   const widest = (bytes: (spec: CacheSpec) => number) =>
@@ -38,7 +37,7 @@ export function bytesPerBlock(groups: readonly CacheGroup[], layout: KvCacheLayo
   return roundUp(widest(pageBytes), specs.map(strideAlignment).reduce(leastCommonMultiple, 1));
 }
 
-/** Where the caches lie for a number of blocks (vLLM 0.33: `get_kv_cache_config_from_groups`). */
+/** Places caches as vLLM 0.33 does (`get_kv_cache_config_from_groups`). */
 export function placeCaches(
   { groups, layout }: { readonly groups: readonly CacheGroup[]; readonly layout: KvCacheLayout },
   numBlocks: number,

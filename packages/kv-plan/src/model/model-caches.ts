@@ -1,14 +1,18 @@
 import type { KvCacheLayout } from "@kv/interface";
 import { KvError } from "@kv/interface";
-import { familyOf } from "./architectures.js";
+import {
+  ARCHITECTURES,
+  architectureOf,
+  familyOfRule,
+  type LearnedArchitecture,
+} from "./architectures.js";
 import { blockSizesOf, layersOf } from "./block-sizes.js";
-import { modelDtypeOf, resolvedCacheDtype } from "./cache-dtype.js";
+import { modelDtypeOf, refuseQuantization, resolvedCacheDtype } from "./cache-dtype.js";
 import { ConfigFields, isRecord } from "./config-fields.js";
 import { type CacheGroup, groupLayers, type LayerCache } from "./kv-cache-groups.js";
 import { bytesPerBlock } from "./kv-cache-tensors.js";
-import type { ModelContext, ModelDraft } from "./model-draft.js";
+import { divided, type ModelContext, type ModelDraft } from "./model-draft.js";
 
-/** The settings of an engine that decide the caches of its model. */
 export interface CacheSettings {
   readonly tpSize: number;
   /** vLLM's `--kv-cache-dtype`. Default "auto". */
@@ -19,66 +23,80 @@ export interface CacheSettings {
   readonly prefixCaching?: boolean | undefined;
   /** vLLM's `--block-size`. */
   readonly blockSize?: number | undefined;
-  /** vLLM's `VLLM_KV_CACHE_LAYOUT`. Default: the one that the backends want first. */
+  /** vLLM's `VLLM_KV_CACHE_LAYOUT`. Default: the backends' first choice. */
   readonly layout?: KvCacheLayout | undefined;
 }
 
-/** The KV caches of a model on one rank, as vLLM 0.33 allocates them on an H100. */
+/** One rank's caches as vLLM 0.33 allocates them on an H100. */
 export interface ModelCaches {
   readonly architecture: string;
-  /** The family of rules, such as "dense attention". */
+  /** Family of rules, such as "dense attention". */
   readonly family: string;
   /** vLLM's `cache_dtype`; "auto" is `modelDtype`. */
   readonly cacheDtype: string;
   readonly modelDtype: string;
   readonly blockSize: number;
-  /** Tokens between two states, of models with states. */
+  /** Tokens between two states. */
   readonly stateBlockSize: number | undefined;
-  /** Tokens in a kernel block. */
   readonly kernelBlockSize: number;
   /** The attention backend of most layers. */
   readonly backend: string;
   readonly layout: KvCacheLayout;
   readonly layers: readonly LayerCache[];
   readonly groups: readonly CacheGroup[];
-  /** All layers of the model, with and without a cache. */
   readonly numLayers: number;
   /** KV heads of the whole model; 1 for latents. */
   readonly numKvHeads: number;
-  /** Bytes of one block id. */
   readonly bytesPerBlock: number;
   readonly notHandedOver: string | undefined;
-  /** Guesses among these, as sentences. */
+  /** Sentences about what is guessed. */
   readonly assumed: readonly string[];
 }
 
 /**
- * The KV caches of the model of a `config.json`.
- * @throws `KV_CONFIG_INVALID` with the field; `KV_PLAN_UNSUPPORTED` for an architecture or a field
- * that the rules do not know, and for a TP size that vLLM refuses.
+ * @throws `KV_CONFIG_INVALID` with the field; `KV_PLAN_UNSUPPORTED` for an unknown architecture or
+ * field, and for a TP size that vLLM refuses.
  */
 export function modelCaches(name: string, config: unknown, settings: CacheSettings): ModelCaches {
+  return learnedCaches(name, config, settings);
+}
+
+/** `given`: what was learned of the config's architecture, instead of the table's entry. */
+export function learnedCaches(
+  name: string,
+  config: unknown,
+  settings: CacheSettings,
+  given?: LearnedArchitecture,
+): ModelCaches {
   if (!isRecord(config))
     throw new KvError("KV_CONFIG_INVALID", `${name}: the file: not an object`, {
       hint: "give the config.json of a decoder model from Hugging Face",
     });
   const outer = new ConfigFields(name, config);
-  const { architecture, family, textField } = familyOf(name, outer);
+  const { architecture, textField, learned } = architectureOf(name, outer, given);
+  const family = familyOfRule(learned);
   const inner = textField === undefined ? outer : (outer.object(textField) ?? outer);
   const assumed: string[] = [];
+  refuseQuantization(name, ARCHITECTURES.quantizations, outer, inner);
   const context: ModelContext = {
     name,
     architecture,
     outer,
     fields: inner,
     assumed,
+    shapes: ARCHITECTURES.shapes,
     tpSize: settings.tpSize,
     modelDtype: modelDtypeOf(name, outer, inner, assumed),
     cacheDtype: resolvedCacheDtype(name, settings.cacheDtype ?? "auto", outer, inner),
     stateDtype: settings.stateDtype ?? "auto",
     prefixCaching: settings.prefixCaching ?? true,
   };
-  const draft = family.read(context);
+  for (const tower of TOWERS) divideTower(context, outer.value(tower));
+  if (learned.tp?.includes(settings.tpSize) === false)
+    throw inner.unknownValue("TP", settings.tpSize, `${learned.tp.join(", ")} are known`);
+  refuseUnlearned(inner, learned);
+  const draft = withPrefix(family.read(context), learned.prefix);
+  inner.ignore(...(learned.without ?? []));
   inner.refuseUnread(`${architecture} (${family.name})`);
   return cachesOfDraft(context, draft, {
     family: family.name,
@@ -88,10 +106,43 @@ export function modelCaches(name: string, config: unknown, settings: CacheSettin
   });
 }
 
-/**
- * The caches of a draft, with block sizes and groups.
- * @throws `KV_CONFIG_INVALID` for a block size that a kernel does not take.
- */
+/** Parts of a multimodal model, whose heads vLLM divides too. */
+const TOWERS = ["vision_config", "audio_config", "encoder_config"];
+
+function divideTower(context: ModelContext, tower: unknown): void {
+  if (!isRecord(tower)) return;
+  const { num_attention_heads: heads, num_heads: other } = tower;
+  const count = heads ?? other;
+  if (typeof count === "number") divided(context, count, "heads of an encoder");
+}
+
+/** @throws `KV_PLAN_UNSUPPORTED` for values that vLLM was not asked with. */
+function refuseUnlearned(fields: ConfigFields, learned: LearnedArchitecture): void {
+  const { only = {}, needs = [], notNull = [] } = learned;
+  for (const field of notNull)
+    if (fields.kindOf(field) === "null")
+      throw fields.unknownValue(field, null, "vLLM refuses a null there");
+  for (const field of needs)
+    if (fields.value(field) === undefined)
+      throw fields.unknownValue(field, null, "vLLM refuses the model without it");
+  for (const [field, values] of Object.entries(only)) {
+    const value = fields.kindOf(field);
+    if (!values.some((known) => JSON.stringify(known) === JSON.stringify(value)))
+      throw fields.unknownValue(
+        field,
+        fields.value(field),
+        `what vLLM does then is not known; ${values.map((known) => JSON.stringify(known)).join(", ")} are`,
+      );
+  }
+}
+
+function withPrefix(draft: ModelDraft, prefix: string | undefined): ModelDraft {
+  if (prefix === undefined) return draft;
+  const layers = draft.layers.map((each) => ({ ...each, name: prefix + each.name }));
+  return { ...draft, layers };
+}
+
+/** @throws `KV_CONFIG_INVALID` for a block size that a kernel does not take. */
 export function cachesOfDraft(
   context: Omit<ModelContext, "fields" | "outer">,
   draft: ModelDraft,
@@ -127,7 +178,7 @@ export function cachesOfDraft(
   };
 }
 
-/** Tokens in a kernel block: a whole block, unless the kernel takes blocks of one size only. */
+/** A whole block, unless the kernel takes only one size. */
 function kernelBlockSizeOf({ backends }: ModelDraft, blockSize: number): number {
   const only = backends
     .filter(({ only: isOnly }) => isOnly === true)
@@ -138,7 +189,7 @@ function kernelBlockSizeOf({ backends }: ModelDraft, blockSize: number): number 
 /** vLLM's `max_model_len` where a config names no longest sequence. */
 export const DEFAULT_MAX_TOKENS = 2048;
 
-/** vLLM's `max_model_len` by default: the least of the fields that name a longest sequence. */
+/** vLLM's default `max_model_len`: the least of the fields for a longest sequence. */
 function maxTokensOf(fields: ConfigFields): number {
   const names =
     "max_position_embeddings n_positions max_seq_len seq_length model_max_length max_target_positions max_sequence_length max_seq_length seq_len";

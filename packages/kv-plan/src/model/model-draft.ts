@@ -2,79 +2,74 @@ import { KvError } from "@kv/interface";
 import type { AttentionSpec, MambaSpec } from "./cache-spec.js";
 import type { ConfigFields } from "./config-fields.js";
 
-/** What a family of models reads its caches from. */
 export interface ModelContext {
   readonly name: string;
   readonly architecture: string;
-  /** Fields of the language model. */
   readonly fields: ConfigFields;
-  /** Fields of the whole file: the same where a model has no other part. */
+  /** Fields of the whole file. */
   readonly outer: ConfigFields;
+  /** Attention heads, KV heads and head size where configs of a model type lack them. */
+  readonly shapes: Readonly<Record<string, readonly (number | null)[]>>;
   readonly tpSize: number;
-  /** Type of the model's elements, as vLLM resolves it. */
+  /** Element type as vLLM resolves it. */
   readonly modelDtype: string;
-  /** vLLM's `cache_dtype`, resolved from the checkpoint where "auto" is asked for. */
+  /** vLLM's `cache_dtype`; "auto" is resolved from the checkpoint. */
   readonly cacheDtype: string;
-  /** vLLM's `--mamba-ssm-cache-dtype`. */
   readonly stateDtype: string;
   readonly prefixCaching: boolean;
-  /** Guesses, which the report prints. */
+  /** Guesses, for the report. */
   readonly assumed: string[];
 }
 
-/** The cache of a layer before block sizes are known. */
+/** A layer's cache before block sizes are known. */
 export interface LayerDraft {
   readonly name: string;
   readonly layer: number;
   readonly spec: Omit<AttentionSpec, "blockSize"> | Omit<MambaSpec, "blockSize" | "pageSizePadded">;
-  /**
-   * Tokens in a block, where the layer has a number of its own. Default: the engine's, or that of
-   * states.
-   */
+  /** Tokens. Default: the engine's, or those of states. */
   readonly blockSize?: number;
 }
 
-/** An attention backend of vLLM, as far as it decides block sizes. */
+/** A vLLM attention backend's effect on block sizes. */
 export interface Backend {
   readonly name: string;
-  /** The kernel takes blocks of any multiple of these tokens, or only of this number (`only`). */
+  /** The kernel's blocks are multiples of these tokens, or exactly these (`only`). */
   readonly kernelTokens: number;
   readonly only?: boolean;
 }
 
-/** What a family says of a model on one rank. */
 export interface ModelDraft {
   readonly layers: readonly LayerDraft[];
-  /** All layers, with and without a cache. Pipeline stages divide them. */
+  /** With and without a cache. Pipeline stages divide them. */
   readonly numLayers: number;
   /** KV heads of the whole model; 1 for latents. */
   readonly numKvHeads: number;
-  /** vLLM's attention backends on an H100, with the block sizes that they take. */
+  /** vLLM's attention backends on an H100. */
   readonly backends: readonly Backend[];
-  /** The engine's block size, where it is neither 16 nor the least that the backends take. */
+  /** The engine's block size, unless 16 or the backends' least. */
   readonly blockSize?: number;
-  /** The order of memory that the backends want first. Default LBHNC. */
+  /** The backends' first choice. Default LBHNC. */
   readonly layout?: "LBHNC" | "LBNHC" | "BLHNC";
-  /** Bytes of attention's cache for one token in one layer, by which a state's page is measured. */
+  /** Attention bytes of one token and layer, which measure a state's page. */
   readonly tokenBytes?: number;
-  /** The least number of tokens in a block of states. */
+  /** The least tokens in a block of states. */
   readonly leastBlockTokens?: number;
-  /** Tokens whose multiple a block of states is, with prefix caching. */
+  /** With prefix caching, blocks of states are multiples of these tokens. */
   readonly stateAlignment?: number;
   /** vLLM's `cache_dtype` after the model's own rules. */
   readonly cacheDtype?: string;
-  /** Why a request's cache cannot be handed over, where that is so. */
+  /** Why a request's cache cannot be handed over. */
   readonly notHandedOver?: string;
 }
 
-/** A family of models: the architectures whose caches follow one set of rules. */
+/** Architectures whose caches follow one set of rules. */
 export interface Family {
   /** Name in reports and in docs/kv-plan.md. */
   readonly name: string;
   read(context: ModelContext): ModelDraft;
 }
 
-/** What each layer has: its caches by their names, in which `*` is the layer's number. */
+/** `*` in a cache's name is the layer's number. */
 export function layersOf(
   count: number,
   cachesOf: (layer: number) => Readonly<Record<string, LayerDraft["spec"]>>,
@@ -89,7 +84,7 @@ export function layersOf(
 export const FLASH_ATTN: Backend = { name: "FLASH_ATTN", kernelTokens: 16 };
 
 /**
- * KV heads of a rank: divided, or replicated where there are fewer than ranks.
+ * KV heads of a rank: divided, or replicated where ranks outnumber them.
  * @throws `KV_PLAN_UNSUPPORTED`, as vLLM refuses it.
  */
 export function headsOfRank(
@@ -102,10 +97,7 @@ export function headsOfRank(
   throw notDivisible(name, heads, what, tpSize);
 }
 
-/**
- * A rank's share.
- * @throws `KV_PLAN_UNSUPPORTED`, as vLLM refuses it.
- */
+/** @throws `KV_PLAN_UNSUPPORTED`, as vLLM refuses it. */
 export function divided(
   { name, tpSize }: Pick<ModelContext, "name" | "tpSize">,
   count: number,

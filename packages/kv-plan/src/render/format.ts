@@ -1,4 +1,4 @@
-/** The text for use in markup, between tags and in double quotes. */
+/** Escapes text for markup, between tags or in double quotes. */
 export function escapeXml(value: string): string {
   return value
     .replaceAll("&", "&amp;")
@@ -7,7 +7,7 @@ export function escapeXml(value: string): string {
     .replaceAll('"', "&quot;");
 }
 
-/** Bytes with three digits: "512 B", "1.5 MiB". */
+/** Three digits: "512 B", "1.5 MiB". */
 export function showBytes(bytes: number): string {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let value = bytes;
@@ -24,12 +24,12 @@ export function counted(count: number, one: string, many = `${one}s`): string {
   return `${count} ${count === 1 ? one : many}`;
 }
 
-/** A range of heads: "0-3", or "2" for one head. */
+/** "0-3", or "2" for one head. */
 export function showHeads([begin, end]: readonly [number, number]): string {
   return end - begin === 1 ? `${begin}` : `${begin}-${end - 1}`;
 }
 
-/** "P3", or "pp1tp3" for an engine with pipeline stages. */
+/** "P3", or "pp1tp3" with pipeline stages. */
 export function showPrefillRank(
   { prefillRank, prefillStage }: { readonly prefillRank: number; readonly prefillStage: number },
   stages: number,
@@ -37,10 +37,7 @@ export function showPrefillRank(
   return stages === 1 ? `P${prefillRank}` : `pp${prefillStage}tp${prefillRank}`;
 }
 
-/**
- * Names of caches in short: "layers 0-39" where they are numbered, otherwise the first and the last
- * name.
- */
+/** "layers 0-39" where numbered, else the first and last name. */
 export function showCaches(names: readonly string[]): string {
   const numbers = names.map((name) => /(?:^|\.)layers?\.(\d+)(?:\.|$)/.exec(name)?.[1]);
   if (numbers.some((number) => number === undefined) || numbers.length === 0)
@@ -55,7 +52,7 @@ export function showCaches(names: readonly string[]): string {
   return `layers ${ranges.map(([from, to]) => (from === to ? `${from}` : `${from}-${to}`)).join(", ")}`;
 }
 
-/** Whether no group is split by head: all groups are latents or states. */
+/** Whether no group is split by head: all are latents or states. */
 export function holdsLatents(groups: readonly string[]): boolean {
   return !groups.some((kind) => kind === "full" || kind === "swa");
 }

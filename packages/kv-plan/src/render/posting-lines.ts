@@ -3,10 +3,7 @@ import type { PostingReport } from "../report/report.js";
 const number = (count: number) => count.toLocaleString("en-US");
 const time = (ms: number) => Number(ms.toPrecision(2));
 
-/**
- * The posting of a request, for a terminal and for the doctor: how many descriptors, how many
- * merge, what they take, what would be fewer.
- */
+/** A request's posting as lines: its descriptors, their cost, and what would save some. */
 export function postingLines(posting: PostingReport): readonly string[] {
   const { descriptors, merged, decodeRank, estimates, mergedByPool, fewer } = posting;
   const { consecutive, fragmented } = mergedByPool;

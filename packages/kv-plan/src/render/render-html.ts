@@ -4,7 +4,12 @@ import { postingLines } from "./posting-lines.js";
 import { renderSvg } from "./render-svg.js";
 import { renderText } from "./render-text.js";
 
-/** The style of a page with a report. Colours follow the reader's choice of dark or light. */
+/** Two workers, and the cache on its way. */
+export const ICON_SVG =
+  '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16" fill="#3b82c4"><path d="M1 2h4v12H1zM11 2h4v12h-4zM6 7h2V5l2 3-2 3V9H6z"/></svg>';
+export const ICON_URL = `data:image/svg+xml,${encodeURIComponent(ICON_SVG)}`;
+
+/** Colours follow the reader's choice of dark or light. */
 const PAGE_STYLE = `
 :root { color-scheme: light dark; --ink: #1f2328; --soft: #57606a; --paper: #ffffff; --field: #f3f4f6; --line: #c8ced6; --accent: #0b5cad; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #a5b0bc; --paper: #0d1117; --field: #1a212b; --line: #3b4552; --accent: #79b8ff; } }
@@ -24,12 +29,12 @@ button[aria-pressed=true] { background: var(--ink); color: var(--paper); }
 :focus-visible { outline: 3px solid var(--accent); outline-offset: 2px; }
 .bar { position: relative; height: 2rem; background: repeating-linear-gradient(45deg, var(--field) 0 6px, var(--paper) 6px 12px); border: 1px solid var(--line); }
 .piece { position: absolute; top: 0; bottom: 0; outline: 1px solid var(--paper); }
-pre { background: var(--field); padding: 1rem; overflow-x: auto; overflow-wrap: normal; }
+pre { background: var(--field); padding: 1rem; overflow-x: auto; overflow-wrap: normal; white-space: pre-wrap; }
 `;
 
 /**
- * What a page shows of a report: the picture, the ranks to pick, the whole as text. The script of
- * the page then makes it answer.
+ * The picture, the ranks to pick, and the whole report as text. The page's script makes it
+ * interactive.
  */
 export function reportBody(report: PairReport): string {
   const whole = `<pre id="text" tabindex="0">${escapeXml(renderText(report))}</pre>`;
@@ -50,6 +55,7 @@ export function reportBody(report: PairReport): string {
       .map((line) => `<li>${escapeXml(line)}</li>`)
       .join("")}</ul>` +
     `<p id="verdict"><strong>${escapeXml(verdict)}</strong></p>` +
+    report.tiers.map((page) => `<p id="tiers">Offloading tiers: ${escapeXml(page)}.</p>`).join("") +
     report.refusedByVllm
       .map((reason) => `<p class="advice">Not for a vLLM decode worker: ${escapeXml(reason)}</p>`)
       .join("") +
@@ -61,11 +67,11 @@ export function reportBody(report: PairReport): string {
 }
 
 /**
- * A self-contained page without network or storage access. It shows the sources of each rank and
- * block that the reader picks. `script`: the bundle of page/report-page.ts.
+ * A self-contained page without network or storage access. `script`: the bundle of
+ * page/report-page.ts.
  */
 export function renderHtml(report: PairReport, script: string): string {
-  // "</script>" in a name would end the element, and "<!--" change how the rest of it is read.
+  // In a name, "</script>" would end the element and "<!--" change its parsing.
   const data = JSON.stringify(report).replaceAll("<", "\\u003c");
   const body = `<h1>${escapeXml(report.title)}</h1>
 ${reportBody(report)}
@@ -73,15 +79,16 @@ ${reportBody(report)}
   return htmlPage(report.title, body, script);
 }
 
-/** A page that may load nothing, with one script. */
+/** A page with one script that may load nothing. */
 export function htmlPage(title: string, body: string, script: string): string {
   return `<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
 <title>${escapeXml(title)}</title>
+<link rel="icon" href="${ICON_URL}">
 <style>${PAGE_STYLE}</style>
 </head>
 <body>

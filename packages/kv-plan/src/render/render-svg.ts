@@ -8,7 +8,7 @@ import {
   showPrefillRank,
 } from "./format.js";
 
-/** Sizes of a picture. `slide`: beside text, or alone on a slide. `narrow`: on a telephone. */
+/** `slide`: beside text or alone on a slide. `narrow`: on a telephone. */
 const SHAPES = {
   slide: { width: 960, box: 250, row: 56, name: 16, what: 13 },
   narrow: { width: 350, box: 122, row: 52, name: 14, what: 12 },
@@ -18,30 +18,27 @@ type Shape = (typeof SHAPES)[keyof typeof SHAPES] & { readonly isNarrow: boolean
 const EDGE = 8;
 const BOX_HEIGHT = 44;
 const KIND_HEIGHT = 34;
-/** The most ranks that are drawn on a side; a picture of more cannot be read. */
+/** The most ranks drawn on a side; more cannot be read. */
 const MAX_DRAWN = 64;
 const COLOURS = 24;
 
-/**
- * Colours of dark and of light surroundings. A viewer that knows no style sheets draws the light
- * ones, which are attributes.
- */
+/** Viewers without style sheets draw the light colours, which are attributes. */
 const LIGHT = { ink: "#1f2328", soft: "#57606a", paper: "#ffffff", lightness: 0.4 };
 const DARK = { ink: "#e6edf3", soft: "#a5b0bc", paper: "#0d1117", lightness: 0.66 };
 
 export interface SvgOptions {
   /** `narrow`: 350 pixels wide. Default: `slide`. */
   readonly shape?: keyof typeof SHAPES | undefined;
-  /** Whether the picture has the report's title. Default: true. */
+  /** Draws the title. Default: true. */
   readonly titled?: boolean | undefined;
 }
 
 type PlacedRank = Parameters<typeof showPrefillRank>[0];
 
 /**
- * The pair as an SVG without scripts and external resources: prefill ranks on the left, decode
- * ranks on the right, a curve for each read. Its colours follow the reader's choice of dark or
- * light. `data-prefill` and `data-decode` name the ranks of a box or a curve.
+ * The pair without scripts or external resources: prefill ranks left, decode ranks right, a curve
+ * per read. Colours follow the reader's choice of dark or light. `data-prefill` and `data-decode`
+ * name ranks.
  */
 export function renderSvg(
   report: PairReport,
@@ -173,10 +170,7 @@ function planned(report: PlanReport, shape: Shape, titled: boolean): string {
   ]);
 }
 
-/**
- * A bar for each kind of cache, as long as its share of the request; nothing for a model with one
- * kind.
- */
+/** Each kind's bar is as long as its share of the request. One kind has no bar. */
 function kindsOf(
   { kinds, request }: PlanReport,
   { width }: Shape,
@@ -199,7 +193,6 @@ function kindsOf(
   };
 }
 
-/** Lines of at most so many characters: a telephone is narrow. */
 function legendOf(
   report: PlanReport,
   left: readonly string[],
@@ -246,7 +239,6 @@ function refused({
   ]);
 }
 
-/** Lines of at most so many characters, where the words allow it. */
 function wrapped(line: string, most: number): string[] {
   const lines: string[] = [];
   for (const word of line.split(/\s+/)) {
@@ -264,7 +256,7 @@ interface BoxOptions {
   readonly name: string;
   readonly right: string;
   readonly below: string;
-  /** Place among the prefill ranks; undefined for a decode rank. */
+  /** Index among prefill ranks; undefined for a decode rank. */
   readonly colour?: number;
 }
 
@@ -319,10 +311,7 @@ function text(
   return `<text class="${kind}" x="${x}" y="${y}" font-family="sans-serif" font-size="${size}"${heavy}${placed} fill="${fill}">${escapeXml(content)}</text>`;
 }
 
-/**
- * A colour for a prefill rank, spread over the wheel so that neighbours differ. Hexadecimal: slide
- * programs know no other form.
- */
+/** Neighbours differ. Hexadecimal, the only form that slide programs know. */
 function colourOf(index: number, lightness = LIGHT.lightness): string {
   const hue = ((index % COLOURS) * 137.508 + 210) % 360;
   const reach = 0.62 * Math.min(lightness, 1 - lightness);

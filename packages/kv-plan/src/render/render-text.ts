@@ -9,7 +9,7 @@ import {
 } from "./format.js";
 import { postingLines } from "./posting-lines.js";
 
-/** The report for a terminal: plain lines, no colour. */
+/** The report for a terminal, without colour. */
 export function renderText(report: PairReport): string {
   return `${(report.outcome === "planned" ? planned(report) : refused(report)).join("\n")}\n`;
 }
@@ -74,6 +74,7 @@ function planned(report: PlanReport): string[] {
     ...table(["prefill rank", "awaits", "notified by"], notices),
     "",
     ...proofLines(report),
+    ...report.tiers.flatMap((page) => [`tiers      ${page}`, ""]),
     ...report.refusedByVllm.flatMap((reason) => [`not for a vLLM decode worker: ${reason}`, ""]),
     ...assumptions(report.assumed),
   ];
@@ -122,7 +123,7 @@ function engines({ prefill, decode, groups, numKvHeads }: PlanReport): string[] 
   ];
 }
 
-/** "swa, full", with the tokens in a block of each where groups differ in them. */
+/** "swa, full", with each group's block tokens where they differ. */
 function groupLines(
   groups: readonly string[],
   prefill: EngineReport,
@@ -140,7 +141,6 @@ function groupLines(
   return [`groups     ${named.join(", ")}`];
 }
 
-/** The kinds of caches apart, where there are several. */
 function kindLines({ kinds }: PlanReport): string[] {
   if (kinds.length < 2) return [];
   const shown = kinds.map(
@@ -150,7 +150,6 @@ function kindLines({ kinds }: PlanReport): string[] {
   return [`  on a decode rank: ${shown.join(", ")}`];
 }
 
-/** Which layers are read on which stage, where there are several. */
 function stageLines({ stages }: PlanReport): string[] {
   if (stages.length === 1) return [];
   const rows = stages.map(({ stage, regions, read, readers }) => [

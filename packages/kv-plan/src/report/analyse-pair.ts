@@ -32,14 +32,13 @@ import {
 } from "./report.js";
 import { sampleRequest } from "./sample-request.js";
 import { suggestChanges } from "./suggestions.js";
+import { tierPages } from "./tier-pages.js";
 
-/**
- * A sample request with more descriptors is planned, and smaller samples are proven in its place.
- */
+/** Above this many descriptors, smaller samples are proven instead. */
 const MAX_PROVEN_DESCRIPTORS = 250_000;
 
 /**
- * Plans and proves a pair with a sample request. A refusal of the planner is a report too.
+ * Plans and proves a pair with a sample request. A planner's refusal is a report too.
  * @throws `KV_INTERNAL`.
  */
 export function analysePair(pair: Pair, options: AnalyseOptions): PairReport {
@@ -130,6 +129,7 @@ function planned(pair: Pair, options: AnalyseOptions): PairReport {
         : { requests: [{ blocks, plans: requests }] }),
     }),
     refusedByVllm: refusedByVllm(pair),
+    tiers: tierPages(pair),
     assumed: pair.assumed,
   };
 }
@@ -189,7 +189,7 @@ function rankReport(pair: Pair, plan: EngineTransferPlan, request: RequestPlan):
   };
 }
 
-/** KV heads in the first region that is split by heads; 0 to 1 where there is none. */
+/** KV heads of the first region split by heads; 0 to 1 without one. */
 function headsOf(pair: Pair, rank: RankGeometry): readonly [number, number] {
   const [region] = rank.regions;
   const group = Math.max(

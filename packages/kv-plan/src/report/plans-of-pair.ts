@@ -4,7 +4,6 @@ import type { Pair } from "../input/pair.js";
 import { byStage, refuseStagesOfDecode } from "../input/pipeline-stages.js";
 import type { RequestSettings } from "./sample-request.js";
 
-/** Options of `analysePair`. */
 export interface AnalyseOptions extends RequestSettings {
   readonly bandwidthGBps: number;
   readonly conversions: readonly ReceiveConversion[];
@@ -13,7 +12,7 @@ export interface AnalyseOptions extends RequestSettings {
 }
 
 /**
- * The plans of all decode ranks of a pair.
+ * Plans of all decode ranks.
  * @throws The errors of `buildEngineTransferPlan`.
  */
 export function plansOf(

@@ -8,8 +8,8 @@ import { type PoolState, sampleRequest } from "./sample-request.js";
 import { both, type Change, withFacts } from "./suggestions.js";
 
 /**
- * What it takes to post one descriptor, as measured. Other links have other costs: cuda_ipc takes
- * more (vllm-project/vllm#55434).
+ * Measured cost of posting one descriptor. Other links differ: cuda_ipc takes more
+ * (vllm-project/vllm#55434).
  */
 export const POSTING_COSTS = [
   {
@@ -24,15 +24,17 @@ export const POSTING_COSTS = [
   },
 ] as const;
 
-/** A change is named when it saves at least this share of the descriptors. */
+/** Least share of descriptors that a named change saves. */
 const LEAST_SAVING = 0.25;
 
 /**
- * The posting of a sample request at decode rank 0, for programs that have a pair and want no
- * proof.
+ * The posting of a sample request at decode rank 0, without a proof.
  * @throws The errors of `plansOf`, `KV_BLOCKS_OUT_OF_RANGE`.
  */
-export function postingOf(pair: Pair, numTokens: number): PostingReport {
+export function postingOf(
+  pair: Pair,
+  numTokens: number,
+): PostingReport & { readonly lengthBytes: number } {
   const first = { ...pair, decode: pair.decode.slice(0, 1) };
   const options: AnalyseOptions = {
     numTokens,
@@ -47,17 +49,17 @@ export function postingOf(pair: Pair, numTokens: number): PostingReport {
   const blocks = sampleRequest(first, options);
   if (blocks === undefined)
     throw new KvError("KV_BLOCKS_OUT_OF_RANGE", `the pools are too small for ${numTokens} tokens`);
-  return postingReport(
-    first,
-    options,
-    plans,
-    plans.map((plan) => countDescriptors(plan, planRequest(plan, blocks))),
-  );
+  const requests = plans.map((plan) => planRequest(plan, blocks));
+  const counts = plans.map((plan, index) => countDescriptors(plan, requests[index] as RequestPlan));
+  const lengthBytes = requests
+    .flatMap(({ reads }) => reads)
+    .reduce((sum, read) => sum + read.lengthBytes, 0);
+  return Object.assign(postingReport(first, options, plans, counts), { lengthBytes });
 }
 
 /**
- * The descriptors of the decode rank that has most, and changes with fewer. `plans`, `counts`: of
- * all decode ranks, at least one.
+ * The decode rank with most descriptors, and changes with fewer. `plans` and `counts` hold all
+ * decode ranks, at least one.
  */
 export function postingReport(
   pair: Pair,
@@ -87,7 +89,6 @@ export function postingReport(
   };
 }
 
-/** The descriptors of a decode rank's request. */
 function countDescriptors(plan: EngineTransferPlan, request: RequestPlan): DescriptorCount {
   let [descriptors, merged] = [0, 0];
   for (const read of request.reads) {
@@ -98,7 +99,7 @@ function countDescriptors(plan: EngineTransferPlan, request: RequestPlan): Descr
   return { descriptors, merged };
 }
 
-/** The changes that save descriptors of this decode rank: the fewest first. */
+/** Changes that save descriptors, fewest first. */
 function fewerWith(
   pair: Pair,
   options: AnalyseOptions,
@@ -134,22 +135,18 @@ function countOf(
     const [plan] = plansOf({ ...changed, decode: [local] }, options);
     return plan === undefined ? undefined : countDescriptors(plan, planRequest(plan, blocks));
   } catch (error) {
-    // vLLM, or the planner, refuses the pair with this change.
+    // vLLM or the planner refuses the changed pair.
     if (KvError.is(error)) return undefined;
     throw error;
   }
 }
 
-/**
- * Layouts and block sizes of both engines that may need fewer descriptors. Each costs a plan, so
- * that those are left out that cannot help.
- */
+/** Each change costs a plan, so those that cannot need fewer descriptors are left out. */
 function changesOf(pair: Pair): readonly Change[] {
   const [p, d] = [pair.prefill[0], pair.decode[0]];
   if (p === undefined || d === undefined) return [];
   const { changed } = pair;
-  // Rows hold all layers of latents. Heads are only cut where the engines differ in their ranks,
-  // blocks or layouts.
+  // Rows hold all layers of latents. Heads are cut only between different ranks, blocks or layouts.
   const layouts: readonly KvCacheLayout[] =
     pair.numKvHeads === 1
       ? ["BLHNC"]
@@ -180,7 +177,7 @@ function changesOf(pair: Pair): readonly Change[] {
   ];
 }
 
-/** The larger block size where two differ, else twice as many tokens. */
+/** The larger block size, or twice the common one. */
 function largerBlock(one: number, other: number): number {
   return one === other ? 2 * one : Math.max(one, other);
 }

@@ -15,10 +15,7 @@ import { bucketsBy } from "../model/kv-cache-groups.js";
 import type { ModelCaches } from "../model/model-caches.js";
 import type { BlockReport, CacheReport, KindReport, RankReport, StageReport } from "./report.js";
 
-/**
- * The prefill rank of a plan's source or read.
- * @throws `KV_INTERNAL` for a rank that is not in the pair.
- */
+/** @throws `KV_INTERNAL` for a rank that is not in the pair. */
 export function prefillRank(
   pair: Pick<Pair, "prefill">,
   { remoteRank, remotePpRank }: { readonly remoteRank: number; readonly remotePpRank: number },
@@ -33,24 +30,20 @@ export function prefillRank(
   );
 }
 
-/** The caches of each prefill stage, by the sources of the plans, and the ranks that read them. */
 export function stageReports(
   pair: Pair,
   plans: readonly EngineTransferPlan[],
   ranks: readonly RankReport[],
 ): readonly StageReport[] {
-  const regionsOf = new Map<number, Set<number>>();
-  for (const plan of plans) {
-    for (const { remotePpRank, segments } of plan.sources) {
-      const regions = regionsOf.get(remotePpRank) ?? new Set();
-      for (const segment of segments) {
-        const region = plan.segments[segment]?.region;
-        if (region !== undefined) regions.add(region);
-      }
-      regionsOf.set(remotePpRank, regions);
-    }
-  }
   const names = pair.decode[0]?.regions.map(({ name }) => name) ?? [];
+  const holds = (stage: number, region: number) =>
+    plans.some(({ sources, segments }) =>
+      sources.some(
+        (source) =>
+          source.remotePpRank === stage &&
+          source.segments.some((index) => segments[index]?.region === region),
+      ),
+    );
   return [...byStage(pair.prefill).keys()].map((stage): StageReport => {
     const reads = ranks.flatMap((rank) =>
       rank.reads.flatMap(({ prefillStage, prefillRank: from }) =>
@@ -60,9 +53,7 @@ export function stageReports(
     const ascending = (numbers: readonly number[]) => [...new Set(numbers)].sort((a, b) => a - b);
     return {
       stage,
-      regions: ascending([...(regionsOf.get(stage) ?? [])]).flatMap(
-        (region) => names[region] ?? [],
-      ),
+      regions: names.filter((_, region) => holds(stage, region)),
       read: ascending(reads.map(({ from }) => from)),
       readers: ascending(reads.map(({ by }) => by)),
     };
@@ -70,8 +61,8 @@ export function stageReports(
 }
 
 /**
- * Why vLLM's decode worker (0.33) refuses a pair that has a plan, by the table of vLLM's checks;
- * its handshake counts the regions of each rank.
+ * Why vLLM's decode worker (0.33) refuses a pair with a plan, by the table of vLLM's checks. Its
+ * handshake counts each rank's regions.
  */
 export function refusedByVllm(pair: Pair): readonly string[] {
   const stages = byStage(pair.prefill).length;
@@ -95,7 +86,6 @@ export function refusedByVllm(pair: Pair): readonly string[] {
   return limit === undefined ? [] : [`${limit.text} (0.33): ${limit.fix}`];
 }
 
-/** The caches of a rank by group and shape. */
 export function cacheReports({ groups }: ModelCaches): readonly CacheReport[] {
   return groups.flatMap(({ layers }, group) =>
     [...bucketsBy(layers, ({ spec }) => specKey(spec)).values()].map((same) =>
@@ -122,10 +112,7 @@ function cacheReport(group: number, layers: number, spec: CacheSpec): CacheRepor
   };
 }
 
-/**
- * The kinds of a model's caches on one rank, the largest share of the request first. `blocks`: of
- * the sample request.
- */
+/** The largest share of the request first. `blocks`: the sample request's. */
 export function kindReports(
   caches: readonly CacheReport[],
   blocks: RequestBlocks,
@@ -145,7 +132,7 @@ export function kindReports(
   return [...kinds.values()].sort((one, other) => other.requestBytes - one.requestBytes);
 }
 
-/** What a layer keeps, in words. Errors: none: an unknown class has its own name. */
+/** Unknown classes keep their own name. */
 function nameOf({ class: kind, windowTokens, headSize, dtypes }: CacheReport): string {
   const window = windowTokens === null ? "" : ` of ${windowTokens} tokens`;
   switch (kind) {
@@ -166,12 +153,12 @@ function nameOf({ class: kind, windowTokens, headSize, dtypes }: CacheReport): s
   }
 }
 
-/** The most blocks per rank and group in a report: a longer page is of no use. */
+/** The most blocks in a report per rank and group. */
 const BLOCKS_SHOWN = 48;
 
 type Piece = BlockReport["pieces"][number];
 
-/** The sources of a rank's blocks, in the first region of each group on each pipeline stage. */
+/** In each group's first region on each pipeline stage. */
 export function blockReports(
   plan: EngineTransferPlan,
   prefill: readonly RankGeometry[],
@@ -191,7 +178,7 @@ export function blockReports(
   let leftOut = 0;
   const remotes = plan.sources.map((source) => prefillRank({ prefill }, source));
   for (const { group, region, stage } of shown) {
-    // The pieces of a state are in the table of reads; a state has no heads and tokens to show.
+    // A state has no heads and tokens to show; the table of reads has its pieces.
     if (plan.groupPlans[group]?.unit !== "kernel-block" || remotes.length === 0) continue;
     const demand = neededTokens(
       group,
@@ -221,7 +208,6 @@ export function blockReports(
   return { reports, leftOut };
 }
 
-/** The prefill stage that holds each region. */
 function stageByRegion({ sources, segments }: EngineTransferPlan): ReadonlyMap<number, number> {
   return new Map(
     sources.flatMap((source) =>

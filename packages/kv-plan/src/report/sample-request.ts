@@ -2,31 +2,24 @@ import type { RankGeometry, RequestBlocks } from "@kv/plan";
 import type { Pair } from "../input/pair.js";
 
 /**
- * Block tables of the sample request: one stretch of ids, or stretches of four with gaps between
- * them, as in a used pool.
+ * Block ids of the sample request: one stretch, or stretches of four with gaps as in a used pool.
  */
 export type PoolState = "consecutive" | "fragmented";
 
-/** Settings of the sample request. */
 export interface RequestSettings {
-  /** Length of the request. */
   readonly numTokens: number;
   /**
-   * Logical decode blocks that a prefix hit supplies; of a group with blocks of another size, as
-   * many as hold the same tokens.
+   * Logical decode blocks that a prefix hit supplies. Groups with other block sizes get the same
+   * tokens.
    */
   readonly computedBlocks: number;
-  /** State of the pools. */
   readonly pool: PoolState;
 }
 
 /** Blocks in a stretch of a fragmented pool. */
 const STRETCH = 4;
 
-/**
- * A sample request whose blocks fit into the pools of both engines; undefined where a pool is too
- * small.
- */
+/** Undefined where a pool is too small for the request. */
 export function sampleRequest(pair: Pair, settings: RequestSettings): RequestBlocks | undefined {
   const remoteBlockIds = tables(pair, pair.prefill, settings);
   const localTables = tables(pair, pair.decode, settings);
@@ -45,13 +38,12 @@ export function sampleRequest(pair: Pair, settings: RequestSettings): RequestBlo
   };
 }
 
-/** Tokens in a logical block of a group, or of the engine. */
 function blockTokens(rank: RankGeometry, group?: number): number {
   const own = group === undefined ? undefined : rank.groupBlockTokens?.[group];
   return own ?? rank.kernelBlockSize * rank.physicalBlocksPerLogical;
 }
 
-/** Whether a prefix hit leaves blocks out: a window and a state are handed over whole. */
+/** Whether a prefix hit leaves blocks out: windows and states are handed over whole. */
 const isSequence = (kind: string | undefined) => kind === "full" || kind === "mla";
 
 function tables(
@@ -71,7 +63,7 @@ function tables(
     const each = blockTokens(rank, group);
     const whole = kind === "mamba" ? 1 : Math.ceil(settings.numTokens / each);
     const window = pair.windowTokens[group];
-    // A window's list holds the blocks that the window of the last token can reach into.
+    // A window's list holds all blocks that the last token's window can reach.
     const count = window === undefined ? whole : Math.min(whole, Math.ceil(window / each) + 1);
     return Array.from({ length: count }, (_, index) => {
       const id = next;

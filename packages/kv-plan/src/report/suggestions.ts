@@ -2,7 +2,7 @@ import type { RankGeometry } from "@kv/plan";
 import type { Pair } from "../input/pair.js";
 import { byStage, inStagesOf, placeOf, withoutStages } from "../input/pipeline-stages.js";
 
-/** A change of a pair. `apply` returns undefined where the pair cannot have it. */
+/** `apply` returns undefined where the pair cannot change so. */
 export interface Change {
   readonly what: string;
   readonly apply: (pair: Pair) => Pair | undefined;
@@ -11,15 +11,15 @@ export interface Change {
 const TP_SIZES = [1, 2, 4, 8, 16];
 
 /**
- * The single changes with which a refused pair has a plan. Where there is none: the TP sizes with
- * which the pair has a plan when both engines use them. `plan` throws when it refuses a pair.
+ * Single changes that give a refused pair a plan, else TP sizes that do so for both engines. `plan`
+ * throws when it refuses.
  */
 export function suggestChanges(pair: Pair, plan: (pair: Pair) => void): readonly string[] {
   const single = tried(changesOf(pair), pair, plan);
   return single.length > 0 ? single : tried(sizesOfBoth(), pair, plan);
 }
 
-/** The TP sizes with which a pair of models is not refused: of one engine, else of both. */
+/** TP sizes that work: of one engine, else of both. */
 export function suggestSizes(
   tp: readonly number[],
   pairOf: (tp: readonly number[]) => Pair,
@@ -121,7 +121,6 @@ function sizesOfBoth(): readonly Change[] {
   }));
 }
 
-/** The same caches in kernel blocks of other sizes. */
 export function both(
   what: string,
   sizes: { readonly prefill?: number; readonly decode?: number },
@@ -138,7 +137,6 @@ export function both(
   };
 }
 
-/** The same memory in smaller or larger kernel blocks. */
 function withBlockSize(rank: RankGeometry, kernelBlockSize: number): RankGeometry {
   const factor = kernelBlockSize / rank.kernelBlockSize;
   return {
@@ -153,7 +151,6 @@ function withBlockSize(rank: RankGeometry, kernelBlockSize: number): RankGeometr
   };
 }
 
-/** Both engines with another layout or backend. */
 export function withFacts(
   pair: Pair,
   facts: Partial<Pick<RankGeometry, "layout" | "attentionBackend">>,
@@ -162,7 +159,7 @@ export function withFacts(
   return { ...pair, prefill: pair.prefill.map(change), decode: pair.decode.map(change) };
 }
 
-/** The same cache over another number of ranks; undefined where a block does not divide. */
+/** Undefined where a block does not divide among the ranks. */
 function withTp(pair: Pair, side: "prefill" | "decode", tpSize: number): Pair | undefined {
   const stages = byStage(pair[side]);
   const [rank] = pair[side];
@@ -175,8 +172,8 @@ function withTp(pair: Pair, side: "prefill" | "decode", tpSize: number): Pair | 
     };
     return pair.changed({ tp: [tp.prefill, tp.decode] });
   }
-  // Groups with shapes of their own, and states, have another layout for each TP size. Only that of
-  // the other engine is known.
+  // States, and groups with their own shapes, change layout with the TP size. Only the other
+  // engine's is known.
   if (isShapedByTp(rank)) {
     const from = side === "prefill" ? "decode" : "prefill";
     const other = (withoutStages(pair, from) ?? pair)[from];

@@ -1,38 +1,31 @@
 import { KvError, type Memory, takeBuffer } from "@kv/interface";
 
 /**
- * A device whose memory neither the CPU nor a network adapter can address, so that it must be
- * copied. Its memory is a `Memory` of type `VRAM`: `gather` reads runs into a host buffer,
- * `scatter` writes a host buffer into runs, and `bytes` throws `KV_MEMORY_INVALID`. An engine with
- * its own tensors implements this interface. The devices of this package also have
- * `Symbol.asyncDispose`.
+ * A device whose memory must be copied: neither the CPU nor a network adapter can address it. Its
+ * `VRAM` memory has `gather` and `scatter`; `bytes` throws `KV_MEMORY_INVALID`. An engine with its
+ * own tensors implements this interface.
  */
 export interface NeuronDevice {
-  /** Name of the implementation for logs and reports: "simulated", "cpu", "libnrt". */
+  /** For logs and reports: "simulated", "cpu", "libnrt". */
   readonly maker: string;
   /**
-   * Allocates zeroed memory on the device. The device frees it at `close` at the latest.
+   * Allocates zeroed memory, which `close` frees at the latest.
    * @throws `KV_MEMORY_INVALID`, `KV_STAGING_FAILED` from the runtime.
    */
   allocate(lengthBytes: number): Memory;
-  /** Totals of the copies so far. */
   readonly counts: DeviceCounts;
-  /** Closes the device and all of its memory. */
   close(): Promise<void>;
 }
 
-/** Totals of copies between host and device since the device was created. */
+/** Copies between host and device since the device was created. */
 export interface DeviceCounts {
-  /** Calls of `gather` and `scatter`. */
   readonly copies: number;
-  /** Bytes copied from the device. */
   readonly bytesRead: number;
-  /** Bytes copied to the device. */
   readonly bytesWritten: number;
 }
 
 /**
- * Checks rows `[offsetBytes, lengthBytes]` of a memory and returns their total length.
+ * Returns the total length of rows `[offsetBytes, lengthBytes]`.
  * @throws `KV_MEMORY_INVALID`, with the row.
  */
 function checkRuns(runs: Float64Array, lengthBytes: number): number {
@@ -63,17 +56,15 @@ function checkRuns(runs: Float64Array, lengthBytes: number): number {
   return total;
 }
 
-/** How a device copies; `runs` are checked. */
 interface DeviceCopies {
   read(runs: Float64Array, lengthBytes: number): Promise<ArrayBuffer>;
   write(runs: Float64Array, bytes: ArrayBuffer): Promise<unknown>;
   close(): void;
 }
 
-// Artificial addresses, which identify memory. Device memory is never registered.
+// Device memory is never registered: addresses only identify it.
 let nextAddress = 2 ** 40;
 
-/** Memory on a device, which the process cannot address. */
 export function deviceMemory(
   lengthBytes: number,
   deviceId: number,
@@ -105,7 +96,7 @@ export function deviceMemory(
           `the runs take ${total} bytes, the source has ${source.byteLength}`,
         );
       }
-      // Nobody else may free the bytes while another thread copies them.
+      // Nobody may free the bytes while another thread copies them.
       const bytes = takeBuffer(source);
       await write(runs, bytes);
       return bytes;

@@ -5,19 +5,18 @@ import { deviceMemory, type NeuronDevice } from "./device.js";
 /** Options of `nrtDevice`. */
 export interface NrtDeviceOptions {
   /**
-   * Path of `libnrt.so`, or its name for the loader. @default `KV_NRT_LIBRARY`, else `libnrt.so.1`,
-   * else the path of AWS's packages
+   * Path or loader's name of `libnrt.so`. @default `KV_NRT_LIBRARY`, else `libnrt.so.1`, else the
+   * path of AWS's packages
    */
   readonly libraryPath?: string | undefined;
-  /** Logical Neuron core on which tensors are allocated. @default 0 */
+  /** The logical Neuron core that holds the tensors. @default 0 */
   readonly logicalCore?: number | undefined;
 }
 
 /**
- * Opens the Neuron runtime and allocates device memory by its tensor calls, as AWS documents them
- * for libnrt 2: `nrt_tensor_allocate`, `nrt_tensor_read`, `nrt_tensor_write`, and their batch forms
- * where the library has them. Copies run on libuv's thread pool. Untested on hardware: it has run
- * against a stand-in for libnrt only.
+ * Opens the Neuron runtime with libnrt 2's documented calls `nrt_tensor_allocate`,
+ * `nrt_tensor_read` and `nrt_tensor_write`, in batch form where the library has it. Copies run on
+ * libuv's thread pool. It has run only against a stand-in for libnrt, not on hardware.
  * @throws `KV_ADDON_NOT_FOUND`; `KV_STAGING_FAILED` with the runtime's status.
  */
 export function nrtDevice(options: NrtDeviceOptions = {}): NeuronDevice & AsyncDisposable {

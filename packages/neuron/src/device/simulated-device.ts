@@ -3,19 +3,19 @@ import { deviceMemory, type NeuronDevice } from "./device.js";
 
 /** Options of `simulatedDevice`. */
 export interface SimulatedDeviceOptions {
-  /** Source of time. @default systemClock() */
+  /** @default systemClock() */
   readonly clock?: Clock | undefined;
   /** Bandwidth of each direction. @default Infinity */
   readonly bytesPerMs?: number | undefined;
-  /** Time before the first byte of a copy. @default 0 */
+  /** Delay of a copy's first byte. @default 0 */
   readonly latencyMs?: number | undefined;
-  /** Called before each copy. An error that it throws fails the copy. */
+  /** Called before each copy; its error fails the copy. */
   readonly beforeCopy?: ((direction: "read" | "write", lengthBytes: number) => void) | undefined;
 }
 
 /**
- * Creates a simulated device. Its memory is reached by copies only, which take time on a bus with
- * one queue for each direction. It stores the bytes that are written to it and counts copies.
+ * Creates a simulated device. Copies take time on a bus with one queue per direction, and are
+ * counted.
  */
 export function simulatedDevice(
   options: SimulatedDeviceOptions = {},
@@ -26,10 +26,7 @@ export function simulatedDevice(
   const counts = { copies: 0, bytesRead: 0, bytesWritten: 0 };
   const busyUntilMs = { read: 0, write: 0 };
 
-  /**
-   * Resolves when the bus has moved this many bytes and those of all earlier copies in this
-   * direction.
-   */
+  /** Waits for earlier copies in this direction, too. */
   async function bus(direction: "read" | "write", lengthBytes: number): Promise<void> {
     counts.copies += 1;
     beforeCopy?.(direction, lengthBytes);
@@ -91,7 +88,6 @@ export function simulatedDevice(
   return device;
 }
 
-/** Runs, and where the bytes of each are in a buffer that has those of all. */
 function* eachRun(runs: Float64Array): Iterable<[at: number, offset: number, length: number]> {
   let at = 0;
   for (let row = 0; row < runs.length; row += 2) {
@@ -101,10 +97,7 @@ function* eachRun(runs: Float64Array): Iterable<[at: number, offset: number, len
   }
 }
 
-/**
- * Creates a device whose memory is host memory, under the same rules. Its copies take no simulated
- * time.
- */
+/** Creates a device of host memory under the same rules. Copies take no simulated time. */
 export function cpuDevice(): NeuronDevice & AsyncDisposable {
   return { ...simulatedDevice(), maker: "cpu" };
 }

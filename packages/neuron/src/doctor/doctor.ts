@@ -9,7 +9,7 @@ import type { Check, DoctorReport } from "./report.js";
 /** Options of `doctor`. */
 export interface DoctorOptions extends Partial<DoctorSurroundings> {
   /**
-   * Whether to initialise the runtime, in a process of its own, which takes the cores meanwhile.
+   * Initialises the runtime in a child process, which takes the cores meanwhile.
    * @default true
    */
   readonly tryRuntime?: boolean | undefined;
@@ -17,10 +17,7 @@ export interface DoctorOptions extends Partial<DoctorSurroundings> {
   readonly timeoutMs?: number | undefined;
 }
 
-/**
- * Limit for the start of a probe's process, before it loads the library. A busy machine makes it
- * slow.
- */
+/** Limit until the probe loads the library. A busy machine is slow to start it. */
 const START_TIMEOUT_MS = 300_000;
 
 const UNTESTED: Check = {
@@ -34,7 +31,7 @@ const UNTESTED: Check = {
 
 /**
  * Diagnoses a Neuron instance: devices, driver, libnrt, runtime and EFA. Steps that may crash or
- * hang run in a process of their own. A problem is a line of the report, not an error.
+ * hang run in a child process. Problems are lines of the report.
  */
 export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport> {
   const { env = process.env, root = "", tryRuntime = true, timeoutMs = 60_000 } = options;

@@ -6,7 +6,6 @@ import type { Check } from "./report.js";
 const BATCH = ["nrt_tensor_read_batch", "nrt_tensor_write_batch"];
 const RUNTIME = "install aws-neuronx-runtime-lib, or set KV_NRT_LIBRARY to the path of libnrt.so.1";
 
-/** Reports the library that the loader takes, and which of the required functions it has. */
 export function libraryChecks(outcome: ChildOutcome<DescribedLibrary>): Check[] {
   const title = { id: "library.path", area: "library", title: "libnrt.so" } as const;
   if (outcome.kind !== "answered") return [{ ...title, ...failed(outcome, RUNTIME) }];
@@ -45,10 +44,7 @@ export function libraryChecks(outcome: ChildOutcome<DescribedLibrary>): Check[] 
   ];
 }
 
-/**
- * Reports the initialisation of the runtime and a copy to the device and back. `outcome` is
- * undefined when it was not tried.
- */
+/** `outcome` is undefined when the runtime was not tried. */
 export function runtimeCheck(outcome: ChildOutcome<TriedRuntime> | undefined): Check {
   const check = { id: "runtime.init", area: "runtime", title: "nrt_init and a copy" } as const;
   if (outcome === undefined)

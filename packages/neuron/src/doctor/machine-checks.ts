@@ -1,7 +1,6 @@
 import { readdirSync, readFileSync } from "node:fs";
 import type { Check } from "./report.js";
 
-/** What the doctor reads of the machine. */
 export interface DoctorSurroundings {
   readonly env: Readonly<Record<string, string | undefined>>;
   /** Prefix of `/dev`, `/sys`, `/proc` and `/opt`, for tests. Default: empty. */
@@ -10,7 +9,6 @@ export interface DoctorSurroundings {
 
 const DKMS = "install aws-neuronx-dkms (AWS's Neuron repository), then: sudo modprobe neuron";
 
-/** Reports the devices, their driver, and the cores that the process may use. */
 export function machineChecks(around: DoctorSurroundings): Check[] {
   const devices = namesIn(around, "/dev", /^neuron\d+$/);
   const driver = namesIn(around, "/sys/module", /^neuron$/).length > 0;
@@ -46,7 +44,7 @@ export function machineChecks(around: DoctorSurroundings): Check[] {
   ];
 }
 
-/** Reports the cores that the runtime takes: all, unless an environment variable limits them. */
+/** All cores, unless an environment variable limits them. */
 function coresCheck({ env }: DoctorSurroundings): Check {
   const set = ["NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"].filter(
     (name) => env[name] !== undefined,
@@ -63,7 +61,7 @@ function coresCheck({ env }: DoctorSurroundings): Check {
   };
 }
 
-/** Reports what LIBFABRIC needs for EFA. `kv-nixl doctor` checks NIXL itself. */
+/** What LIBFABRIC needs for EFA. `kv-nixl doctor` checks NIXL itself. */
 export function networkChecks(around: DoctorSurroundings): Check[] {
   const efa = namesIn(around, "/sys/class/infiniband", /^(efa|rdmap)/);
   const title = { id: "network.efa", area: "network", title: "EFA" } as const;

@@ -1,15 +1,14 @@
 import { runTask, sendToOwner } from "@kv/program";
 import { type DescribedLibrary, loadNrtAddon, nrtLibraryPaths, withNrtLibrary } from "../libnrt.js";
 
-// This file is the entry point of a process of its own: a damaged library or a faulty runtime may
-// crash or hang it.
+// Runs in a child process, which a bad library or runtime may crash or hang.
 
 const TENSOR_BYTES = 4096;
 
 /** What the probe of the runtime found. */
 export interface TriedRuntime {
   readonly initMs: number;
-  /** True when bytes that were written to a tensor were read back unchanged. */
+  /** Written bytes were read back unchanged. */
   readonly copied: boolean;
 }
 

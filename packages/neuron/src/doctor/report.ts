@@ -1,4 +1,5 @@
-import { checksText, doctorSchemas } from "@kv/program";
+import { checksText } from "@kv/program";
+import { doctorSchemas } from "@kv/program/doctor-schemas";
 import type { z } from "zod";
 
 const schemas = doctorSchemas(
@@ -6,20 +7,17 @@ const schemas = doctorSchemas(
   "machine.devices or library.symbols",
 );
 /**
- * One finding of the doctor: a stable `id`, its `area`, a `title`, a `status`, what was `found`,
- * and perhaps a `fix` and `details`.
+ * One finding: a stable `id`, its `area`, `title`, `status`, what was `found`, and perhaps a `fix`
+ * and `details`.
  */
 export type Check = z.infer<typeof schemas.check>;
 
-/** The zod schema of what `kv-neuron doctor --json` prints. */
+/** The zod schema of `kv-neuron doctor --json`. */
 export const doctorReportSchema = schemas.report;
-/** What `doctor` returns: `checks`, their `counts` by status, and the worst as the `verdict`. */
+/** What `doctor` returns: `checks`, `counts` by status, and the worst as the `verdict`. */
 export type DoctorReport = z.infer<typeof doctorReportSchema>;
 
-/**
- * The report as text: one line for each check, with its fix below, and the verdict as the last
- * line.
- */
+/** A line per check, its fix below, and the verdict last. */
 export function doctorText(report: DoctorReport): string {
   const { checks, counts } = report;
   return checksText(report, {

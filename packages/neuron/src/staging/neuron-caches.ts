@@ -7,7 +7,6 @@ import {
 } from "@kv/interface";
 import type { NeuronDevice } from "../device/device.js";
 
-/** Bytes of one element, by vLLM's names of types. */
 const BYTES_OF_TYPE: Readonly<Record<string, number>> = {
   "torch.float32": 4,
   "torch.float16": 2,
@@ -36,39 +35,31 @@ export function rowLengthBytes({ dtype, cacheDtype, headSize }: KvCacheConfig): 
 
 const PLANES = [".key", ".value"] as const;
 
-/** Dimensions of one layer's cache: K of all blocks, then V of all blocks. */
+/** One layer's shape: K of all blocks, then V. */
 export function neuronCacheShape(
   shape: KvCacheShapeOptions,
 ): readonly [2, number, number, number, number] {
   return [2, shape.numBlocks, shape.numKvHeads, shape.blockSize, shape.headSize];
 }
 
-/** The two planes of one layer on the device. */
+/** A layer's K and V on the device. */
 export interface LayerPlanes {
-  /** Name of the layer, as in the region that peers see. */
   readonly name: string;
-  /** Blocks of K. */
   readonly key: KvCacheRegion;
-  /** Blocks of V. */
   readonly value: KvCacheRegion;
 }
 
 /**
- * Allocates a rank's cache on a device, in one allocation. Each layer has the shape
- * `[2, numBlocks, heads, blockSize of its group, headSize]`: K of all blocks, then V. The result
- * has two regions for each layer, named `<layer>.key` and `<layer>.value`. The device owns the
- * memory.
+ * Allocates a rank's cache in device memory, which the device owns. A layer has the shape
+ * `[2, numBlocks, heads, blockSize of its group, headSize]` and the regions `<layer>.key` and
+ * `<layer>.value`.
  * @throws `KV_PLATFORM_UNSUPPORTED` for a cache that Neuron cannot stage, `KV_MEMORY_INVALID`,
  * `KV_STAGING_FAILED` from the runtime.
  */
 export function neuronCaches(options: {
-  /** Device that allocates the memory. */
   readonly device: NeuronDevice;
-  /** The engine's KV cache, as peers see it. */
   readonly config: KvCacheConfig;
-  /** Blocks of each layer. */
   readonly numBlocks: number;
-  /** KV heads of this rank. */
   readonly numHeads: number;
 }): KvCaches {
   const { device, config, numBlocks, numHeads } = options;
@@ -98,7 +89,7 @@ export function neuronCaches(options: {
 }
 
 /**
- * Pairs the regions of a device cache up by layer.
+ * Pairs a device cache's regions by layer.
  * @throws `KV_PLATFORM_UNSUPPORTED` for caches that do not have a K and a V region for each layer.
  */
 export function deviceLayers({ config, regions }: KvCaches): LayerPlanes[] {
@@ -146,7 +137,6 @@ export function deviceLayers({ config, regions }: KvCaches): LayerPlanes[] {
   return layers;
 }
 
-/** Tokens in a block of each KV cache group. */
 function blockTokens({ groups, blockSize }: KvCacheConfig): readonly number[] {
   return groups.map((group) => group.blockSize ?? blockSize);
 }

@@ -1,11 +1,9 @@
-/**
- * Addresses of one plane (K or V) on the device, and of its rows in a packed region of the pool.
- */
+/** Where a plane (K or V) is on the device and in the pool. */
 export interface PlaneGeometry {
-  /** Offset of block 0 of the plane in device memory. */
+  /** Of the plane's block 0 in device memory. */
   readonly deviceOffsetBytes: number;
   readonly deviceStrideBytes: number;
-  /** Offset of block 0 of the packed region in the pool. */
+  /** Of the packed region's block 0 in the pool. */
   readonly wireOffsetBytes: number;
   readonly wireStrideBytes: number;
   readonly blockLengthBytes: number;
@@ -13,7 +11,7 @@ export interface PlaneGeometry {
   readonly half: 0 | 1;
 }
 
-/** Runs `[offsetBytes, lengthBytes]` on both sides that hold the same bytes in the same order. */
+/** Runs `[offsetBytes, lengthBytes]` with the same bytes in the same order on both sides. */
 export interface PlaneRuns {
   readonly device: Float64Array;
   readonly wire: Float64Array;
@@ -21,9 +19,8 @@ export interface PlaneRuns {
 }
 
 /**
- * Returns the runs of device blocks `device[i]` and pool blocks `wire[i]`. On the device a block of
- * a plane is one run, and adjacent blocks merge. In the pool each row is a run, because K and V of
- * a head and token alternate.
+ * The runs of device blocks `device[i]` and pool blocks `wire[i]`. On the device, adjacent blocks
+ * merge. In the pool, each row is a run, because K and V of a head and token alternate.
  */
 export function planeRuns(
   geometry: PlaneGeometry,

@@ -2,10 +2,7 @@ import type { KvCacheRegion, StagedCopy, StagedPlane, StagingLayout } from "@kv/
 import type { LayerPlanes } from "./neuron-caches.js";
 import { type PlaneRuns, planeRuns } from "./relayout.js";
 
-/**
- * Derives the byte mapping of the copies from the same runs that the copies use. Planes have the
- * names of the device's regions.
- */
+/** Derived from the runs that the copies use. Planes have the names of the device's regions. */
 export function stagingLayout(layers: readonly LayerPlanes[], rowBytes: number): StagingLayout {
   const planes: StagedPlane[] = [];
   const copies: StagedCopy[] = [];
@@ -35,7 +32,7 @@ export function stagingLayout(layers: readonly LayerPlanes[], rowBytes: number):
   return { planes, copies };
 }
 
-/** Joins consecutive pieces of equal length and equal spacing into one copy. */
+/** Joins consecutive pieces of equal length and spacing. */
 function evenCopies(plane: number, { device, wire }: PlaneRuns): StagedCopy[] {
   const copies: StagedCopy[] = [];
   for (const piece of piecesOf(device, wire)) {
@@ -64,7 +61,7 @@ function evenCopies(plane: number, { device, wire }: PlaneRuns): StagedCopy[] {
   return copies;
 }
 
-/** Splits both tables of runs into pieces: a piece ends where a run of either side ends. */
+/** A piece ends where a run of either side ends. */
 function* piecesOf(
   device: Float64Array,
   wire: Float64Array,

@@ -12,21 +12,18 @@ import { type PlaneGeometry, type PlaneRuns, planeRuns } from "./relayout.js";
 import { stagingLayout } from "./staging-layout.js";
 
 const PAGE_BYTES = 4096;
-/**
- * A copy between device and host moves at most this many bytes, or one block of a plane where that
- * is larger.
- */
+/** The most bytes in a copy, unless one block of a plane is larger. */
 const PIECE_BYTES = 4 << 20;
 /**
- * Requests that are copied at the same time; later requests wait in the order of arrival. Each
- * keeps two pieces in progress, so that the device's bus and the processor both stay busy.
+ * Others wait in order of arrival. Two pieces of each are in progress, to keep both the bus and the
+ * processor busy.
  */
 const CONCURRENT_REQUESTS = 2;
 
 /**
- * Creates the staging pool: one region per layer in one page-aligned allocation. In the pool, K and
- * V of a head and token are adjacent, as in the caches of vLLM's peers. Besides the pool, at most
- * four pieces of 4 MiB (or of one block of a plane, where that is larger) are in host memory.
+ * Creates the pool: one region per layer in one page-aligned allocation. It packs K and V of a head
+ * and token, as vLLM's peers do. Host memory also holds up to four pieces of 4 MiB, or of one block
+ * of a plane where that is larger.
  * @throws `KV_PLATFORM_UNSUPPORTED` for caches that do not store K and V of a layer in separate
  * regions.
  */
@@ -87,7 +84,7 @@ export async function createNeuronStaging(
         { cause },
       );
     } finally {
-      // A request that waits takes the place at once, so that no later one overtakes it.
+      // The next one takes the place at once: no later request may overtake it.
       const next = waiting.shift();
       if (next === undefined) running -= 1;
       else next();
@@ -110,7 +107,6 @@ interface Piece {
   readonly runs: PlaneRuns;
 }
 
-/** Splits a request into copies. Each copy moves some blocks of one plane (K or V) of one layer. */
 function* piecesOf(
   layers: readonly LayerPlanes[],
   regions: readonly KvCacheRegion[],
@@ -148,9 +144,7 @@ function* piecesOf(
   }
 }
 
-/**
- * Copies pieces: the next one is read from one side while the current one is written to the other.
- */
+/** Reads the next piece while it writes the current one. */
 async function copyPieces(
   pieces: readonly Piece[],
   read: (piece: Piece) => Promise<ArrayBuffer>,
@@ -167,14 +161,13 @@ async function copyPieces(
       if (bytes !== undefined) writing = markHandled(write(piece, bytes));
     }
   } finally {
-    // Wait for every copy, also after a failure: the blocks may get other owners as soon as this
-    // returns.
+    // Wait for every copy, even after a failure: afterwards the blocks may get other owners.
     await Promise.allSettled([reading, writing]);
   }
   await writing;
 }
 
-/** Prevents an unhandled rejection: the promise is awaited later, and its error is thrown there. */
+/** The promise is awaited later; its error is thrown there. */
 function markHandled<T>(promise: Promise<T> | undefined): Promise<T> | undefined {
   promise?.catch(() => {});
   return promise;

@@ -1,4 +1,4 @@
-import { KvError } from "@kv/interface";
+import { expectThrown } from "@kv/conformance/expect-error";
 import { afterEach, describe, expect, test, vi } from "vitest";
 import { loadAddon } from "./load-addon.js";
 
@@ -8,33 +8,31 @@ afterEach(() => {
 });
 
 describe.runIf(process.platform === "linux")("an addon that does not load", () => {
-  function failure(header: object): KvError {
+  test.each([
+    [
+      "with glibc, the hint names the platform package",
+      { glibcVersionRuntime: "2.36" },
+      "/nowhere/kv_nixl.node",
+      `install @kv/nixl-linux-${process.arch}-gnu`,
+    ],
+    [
+      "on musl, the error says so, and the hint does not name a package that cannot help",
+      {},
+      "musl",
+      "glibc 2.28 or newer",
+    ],
+    [
+      "with an older glibc, the error names its version",
+      { glibcVersionRuntime: "2.17" },
+      "glibc 2.17",
+      "RHEL 8",
+    ],
+  ])("%s", (_, header, why, what) => {
     vi.stubEnv("KV_NIXL_ADDON", "/nowhere/kv_nixl.node");
     vi.spyOn(process.report, "getReport").mockReturnValue({ header });
-    try {
-      loadAddon();
-    } catch (error) {
-      if (KvError.is(error, "KV_ADDON_NOT_FOUND")) return error;
-    }
-    throw new Error("the addon was loaded");
-  }
-
-  test("with glibc, the hint names the platform package", () => {
-    const { message, hint } = failure({ glibcVersionRuntime: "2.36" });
-    expect(message).toContain("/nowhere/kv_nixl.node");
-    expect(hint).toContain(`install @kv/nixl-linux-${process.arch}-gnu`);
-  });
-
-  test("on musl, the error says so, and the hint does not name a package that cannot help", () => {
-    const { message, hint } = failure({});
-    expect(message).toContain("musl");
-    expect(hint).toContain("glibc 2.28 or newer");
-    expect(hint).not.toContain("@kv/nixl-");
-  });
-
-  test("with an older glibc, the error names its version", () => {
-    const { message, hint } = failure({ glibcVersionRuntime: "2.17" });
-    expect(message).toContain("glibc 2.17");
-    expect(hint).toContain("RHEL 8");
+    const { message, hint } = expectThrown(loadAddon, "KV_ADDON_NOT_FOUND");
+    expect(message).toContain(why);
+    expect(hint).toContain(what);
+    expect(hint?.includes("@kv/nixl-")).toBe(what.startsWith("install"));
   });
 });

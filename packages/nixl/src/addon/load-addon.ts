@@ -7,8 +7,8 @@ import { moduleUrl, requireHere } from "../require-here.js";
 import type { NativeAddon } from "./native.js";
 
 /**
- * The repository's own build, where this file or its bundle lies in the repository. An installed
- * package and a bundle look nowhere else.
+ * An installed package, or a bundle outside the repository, must not look for the repository's own
+ * build.
  */
 const repositoryBuild = (): string[] => {
   const root = /^(.*\/)packages\/nixl\/(?:src|dist)\/(?:[^/]+\/)*[^/]+$/.exec(
@@ -17,10 +17,7 @@ const repositoryBuild = (): string[] => {
   const isCheckout = root !== undefined && existsSync(`${root}native/build.mjs`);
   return !isCheckout || root.includes("/node_modules/") ? [] : [`${root}native/build/kv_nixl.node`];
 };
-/**
- * The addons of the platform packages. Each name stands whole in a call, so that tools which trace
- * files find it.
- */
+/** Each name stands whole in a call, so that tools which trace files find it. */
 const PLATFORMS: Readonly<Record<string, () => unknown>> = {
   "linux-x64": () => requireHere("@kv/nixl-linux-x64-gnu/kv_nixl.node"),
   "linux-arm64": () => requireHere("@kv/nixl-linux-arm64-gnu/kv_nixl.node"),
@@ -28,16 +25,14 @@ const PLATFORMS: Readonly<Record<string, () => unknown>> = {
 let loaded: NativeAddon | undefined;
 let loadedFrom: string | undefined;
 
-/** Path of the addon that `loadAddon` has loaded; undefined before. */
 export function addonPath(): string | undefined {
   return loadedFrom;
 }
 
 /**
- * Loads the addon on first use: the file that `KV_NIXL_ADDON` names, else the platform package,
- * else the repository's own build. Throws `KV_ADDON_NOT_FOUND` with every place that was tried and
- * why it failed, and `KV_TRANSPORT_UNAVAILABLE` for a lack of descriptors. To import `@kv/nixl`
- * loads nothing.
+ * Loads the file of `KV_NIXL_ADDON`, else the platform package, else the repository's own build.
+ * Throws `KV_ADDON_NOT_FOUND` with every place that was tried, and `KV_TRANSPORT_UNAVAILABLE` for a
+ * lack of descriptors.
  */
 export function loadAddon(): NativeAddon {
   if (loaded !== undefined) return loaded;
@@ -52,8 +47,8 @@ export function loadAddon(): NativeAddon {
     try {
       const packaged = place.startsWith("@") ? PLATFORMS[platform]?.() : undefined;
       const addon = (packaged ?? requireHere(place)) as NativeAddon;
-      // process.exit() does not clean up addons, and NIXL's threads must be stopped when the C
-      // library begins to exit.
+      // process.exit() does not clean up addons, and NIXL's threads must stop before the C library
+      // exits.
       if (isMainThread) process.once("exit", () => addon.stopAll());
       loaded = addon;
       loadedFrom = requireHere.resolve(place);
@@ -83,7 +78,7 @@ export function loadAddon(): NativeAddon {
       },
     );
   }
-  // A package manager leaves out the platform packages on a machine that they do not run on.
+  // Package managers leave out platform packages that do not fit the machine.
   const problem = cLibraryProblem(process.platform, glibcVersion());
   throw new KvError(
     "KV_ADDON_NOT_FOUND",

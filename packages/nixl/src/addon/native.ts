@@ -1,15 +1,15 @@
+import type { AgentTelemetry } from "@kv/interface";
+
 /**
- * The JavaScript interface of the addon (`native/src`). A method that takes a call id returns at
- * once; the answer comes later as an event with that id. What the call creates (a registration, a
- * list) is named by the id of the call afterwards. The caller chooses the ids and never uses one
- * twice. Methods throw plain errors with `code` and `hint`; `fromNative` makes `KvError`s of them.
- * Some short calls are made at once where that is possible: then the method returns the answer, or
- * throws its error, and no event follows.
+ * The addon (`native/src`). A method with a call id returns at once, and an event with that id
+ * brings the answer. The id then names what the call created, so the caller never reuses an id. A
+ * method that returns a `NativeAnswer` may also answer at once, without an event. Errors are plain,
+ * with `code` and `hint`; `fromNative` makes `KvError`s.
  */
 export interface NativeAddon {
   /**
-   * Starts an agent and its native thread; the event `SETTLED` of `callId` says that its backends
-   * are ready. When `onEvents` gets `more`, it must call `takeEvents` in a later turn of the event
+   * Starts an agent and its thread; the event `SETTLED` of `callId` says that its backends are
+   * ready. When `onEvents` gets `more`, it must call `takeEvents` in a later turn of the event
    * loop.
    */
   readonly Agent: new (
@@ -18,100 +18,90 @@ export interface NativeAddon {
     onEvents: (events: NativeEvent[], more: boolean) => void,
   ) => NativeAgent;
   /**
-   * Allocates page-aligned, zeroed host memory. With `populate` a thread touches its pages. Throws
-   * `KV_MEMORY_INVALID`.
+   * Allocates zeroed memory, on the NVIDIA GPU `deviceId` or page-aligned on the host. With
+   * `populate` a thread touches the host's pages. Throws `KV_MEMORY_INVALID`, or
+   * `KV_TRANSPORT_UNSUPPORTED` without a CUDA driver or such a GPU.
    */
   readonly Memory: new (
     lengthBytes: number,
     populate: boolean,
+    deviceId: number | undefined,
   ) => NativeMemory;
   /**
-   * Allocates zeroed memory of an NVIDIA GPU with the CUDA driver. Throws
-   * `KV_TRANSPORT_UNSUPPORTED` without a driver or such a GPU, and `KV_MEMORY_INVALID` where the
-   * driver refuses.
-   */
-  readonly DeviceMemory: new (
-    lengthBytes: number,
-    deviceId: number,
-  ) => NativeDeviceMemory;
-  /**
-   * Sets variables in the environment of the process (`setenv`), then NIXL's defaults where they
-   * are not set; returns the defaults it set. Returns undefined, and sets nothing, while an agent
-   * of the process is being created and may read the environment: call it again later.
+   * Sets variables with `setenv`, then NIXL's defaults where they are unset; returns those
+   * defaults. Returns undefined, and sets nothing, while an agent that is being created may read
+   * the environment.
    */
   prepareEnvironment(
     variables: [name: string, value: string][],
   ): [name: string, value: string][] | undefined;
-  /** Where the bytes are in this process, also those of a `SharedArrayBuffer`. */
+  /** Works also for bytes of a `SharedArrayBuffer`. */
   addressOf(bytes: Uint8Array): number;
-  /**
-   * Throws `KV_TRANSPORT_UNAVAILABLE` when the process has fewer than `needed` free file
-   * descriptors for `what`.
-   */
+  /** Throws `KV_TRANSPORT_UNAVAILABLE` when fewer than `needed` file descriptors are free. */
   requireDescriptors(needed: number, what: string): void;
-  /** Whether NIXL is loaded, so that further variables have no effect on it. */
+  /** Once NIXL is loaded, further variables have no effect on it. */
   isLoaded(): boolean;
-  /** Stops all agents of the process and waits for their threads; for the exit of the process. */
+  /** The state of each repair of NIXL's libraries, and why it failed. */
+  repairs(): [name: string, state: RepairState, why: string][];
+  /** Stops all agents and waits for their threads, before the process exits. */
   stopAll(): boolean;
 }
 
-/** Backends to create, and what has to be done for them. */
+/** A repair is "waiting" until its library is loaded. */
+export type RepairState = "waiting" | "holds" | "off" | "failed";
+
 export interface NativeBackends {
-  /** Backends to create, in order of preference. */
+  /** In order of preference. */
   readonly backends: { name: string; parameters: [key: string, value: string][] }[];
-  /** Paths of libraries to load before the backends are created. */
+  /** Paths of libraries to load first. */
   readonly preload: readonly string[];
-  /** Watch each peer's endpoint: the backend does not report that a peer died. */
+  /** The thread watches peers' endpoints, because a backend does not report that a peer died. */
   readonly watchPeers: boolean;
-  /** Read a byte after each WRITE: the backend reports a WRITE as done when its bytes have left. */
+  /**
+   * The thread reads a byte after each WRITE, because a backend reports a WRITE before its bytes
+   * arrive.
+   */
   readonly probeWrites: boolean;
-  /** A backend carries notifications, and is polled for them. */
+  /** The thread polls for notifications. */
   readonly notifies: boolean;
-  /** Small calls for the memory of peers are brief with every one of the backends. */
+  /** Small calls for a peer's memory are brief with every backend. */
   readonly briefCalls: boolean;
 }
 
-/** How the addon starts an agent. */
 export interface NativeAgentOptions extends NativeBackends {
-  /** Path of `libnixl_capi.so`. */
   readonly libraryPath: string;
-  /** The agent's name: 1 to 255 printable ASCII characters. */
+  /** 1 to 255 printable ASCII characters. */
   readonly name: string;
-  /** NIXL measures each request. */
   readonly captureTelemetry: boolean;
 }
 
-/** Event: a call has its answer, an error or a value. */
+/**
+ * The constants here are kinds of `NativeEvent`. This one: a call has its answer, an error or a
+ * value.
+ */
 export const SETTLED = 0;
 /**
- * Event: the outcome of a transfer: an error, or a `NativeOutcome`. A success also means that the
- * transfer is released.
+ * The outcome of a transfer: an error or a `NativeOutcome`. A success also means that NIXL has
+ * released it.
  */
 export const DONE = 1;
-/** Event: NIXL has released a transfer that did not succeed. */
+/** NIXL has released a transfer that did not succeed. */
 export const RELEASED = 2;
-/**
- * Event: a notification has arrived. `value` is its payload, `from` the name that the sender
- * states.
- */
+/** A notification with the payload `value`; its sender calls itself `from`. */
 export const NOTIFICATION = 3;
 
 /**
- * Event: `value` notifications that state `from` as their sender were dropped, because too many
- * waited. Without `from`: of several senders.
+ * `value` notifications of `from`, or of several senders without it, were dropped because too many
+ * waited.
  */
 export const DROPPED = 4;
-/**
- * Event: `value` connections of peers were refused, in all of the process, because no file
- * descriptor was free for them.
- */
+/** The process refused `value` connections of peers for lack of file descriptors. */
 export const REFUSED = 5;
-/**
- * Event: UCX is not one that the addon knows, so nothing keeps its errors from ending the process.
- */
-export const UNKNOWN_UCX = 6;
+/** The repair `from` failed because of `value`. */
+export const UNREPAIRED = 6;
+/** The agent ended by itself because of `value` and released everything. No event follows. */
+export const BROKEN = 7;
 
-/** An event of the native thread; `kind` is one of the constants above. */
 export type NativeEvent = [
   kind: number,
   callId: number,
@@ -120,13 +110,9 @@ export type NativeEvent = [
   from: string | undefined,
 ];
 
-/**
- * What a method returns that has made its call at once: the value; undefined where an event will
- * bring the answer.
- */
+/** Undefined where an event will bring the answer. */
 export type NativeAnswer<T> = [value: T] | undefined;
 
-/** The value of `DONE`. */
 export type NativeOutcome = [
   lengthBytes: number,
   descriptorCount: number,
@@ -135,52 +121,34 @@ export type NativeOutcome = [
   makeMs: number,
   postMs: number,
   transferMs: number,
-  /**
-   * NIXL's own measurements, where the agent captures them: bytes, descriptors, microseconds of
-   * posting, and until the last byte.
-   */
+  /** NIXL's own measurements, where the agent captures them. */
   ...telemetry:
     | []
     | [lengthBytes: number, descriptorCount: number, postUs: number, transferUs: number],
 ];
 
-/** The answer to `describeBackend`. */
-export type NativeParameterSet = [
-  memoryTypes: string[],
-  parameters: [key: string, value: string][],
-];
-
-/**
- * The answer to `queryMemory`: for each key its parameters; undefined where there is nothing under
- * it.
- */
-export type NativeQueryAnswers = ([key: string, value: string][] | undefined)[];
-
-/** Memory that the addon does not own. */
-export interface NativeExternalMemory {
-  /** NIXL's name of the memory type, such as "FILE". */
+export interface NativeRegistrable {
+  /** NIXL's name of the type, such as "FILE". */
   readonly memoryType: string;
-  /** Address of the first byte; for a file or an object an offset in it. */
+  /** For a file or an object, an offset in it. */
   readonly address: number;
-  /** Length in bytes. */
   readonly lengthBytes: number;
   /** Ordinal of the device, descriptor of the file, or number of the object. */
   readonly deviceId: number;
-  /** An object's key; empty for all else. */
+  /** An object's key; empty for all other memory. */
   readonly key: string;
-  /** Ask the CUDA driver whether the address is memory of the device. */
+  /** The CUDA driver is asked whether the device has memory at this address. */
   readonly checkWithCuda: boolean;
-  /** The memory where the addon allocated it: it stays allocated until it is deregistered. */
-  readonly kept: NativeDeviceMemory | undefined;
-  /** The chosen backends; none for all that support the memory. */
+  /** Memory of the addon, which stays allocated until it is deregistered. */
+  readonly kept: NativeMemory | undefined;
+  /** Empty for all backends that support the memory. */
   readonly backends: readonly string[];
 }
 
 /**
- * What a transfer moves: WRITE or READ, the calls that made its lists, and its descriptors as
- * `localIds` and `remoteIds`, or as `runs` (`[localId, remoteId, count]`) and perhaps `offsets`
- * (`[localOffset, remoteOffset]`). An array, since the addon reads its elements faster than
- * properties.
+ * `local` and `remote` are the calls that made the lists. The descriptors are `localIds` and
+ * `remoteIds`, or `runs` (`[localId, remoteId, count]`) with optional `offsets`
+ * (`[localOffset, remoteOffset]`). The addon reads an array faster than properties.
  */
 export type NativeMoves = readonly [
   isWrite: boolean,
@@ -192,42 +160,26 @@ export type NativeMoves = readonly [
   offsets: Int32Array | undefined,
 ];
 
-/** An agent of NIXL with its native thread. */
 export interface NativeAgent {
-  /**
-   * Registers all of `memory`, which stays allocated until it is deregistered. `backends`: the
-   * chosen ones; none for all that support it.
-   */
-  register(callId: number, memory: NativeMemory, backends: readonly string[]): void;
-  /** Registers a file, an object, or memory of a device or of the caller. */
-  registerExternal(callId: number, options: NativeExternalMemory): void;
-  /** Undoes the registration that the call `registration` made. */
+  register(callId: number, memory: NativeRegistrable): void;
   deregister(callId: number, registration: number): void;
-  /** Creates more backends. */
   addBackends(callId: number, backends: NativeBackends): void;
   /**
-   * Answers with a `NativeParameterSet`: what a plugin states, or what a backend of the agent was
-   * created with.
+   * Answers with the agent's metadata as a `Uint8Array`, of all its memory, or of `registrations`
+   * with or without `connections`.
    */
-  describeBackend(callId: number, name: string, ofPlugin: boolean): void;
-  /** Asks a storage backend about keys; answers with `NativeQueryAnswers`. */
-  queryMemory(
+  localMetadata(
     callId: number,
-    query: { backend: string; memoryType: string; keys: readonly string[] },
+    registrations: readonly number[] | undefined,
+    connections: boolean,
   ): void;
-  /**
-   * Answers with the agent's metadata, as a `Uint8Array`: of all its memory, or of these
-   * registrations.
-   */
-  localMetadata(callId: number, registrations: readonly number[] | undefined): void;
-  /** Checks and loads a peer's metadata, which is copied; answers with the peer's name. */
+  /** Copies, checks and loads a peer's metadata; answers with the peer's name. */
   addRemote(callId: number, metadata: Uint8Array): NativeAnswer<string>;
-  /** Forgets a peer. */
   removeRemote(callId: number, name: string): void;
   /**
-   * Prepares a list of rows of five numbers; `remote` is undefined for local memory. Answers with
-   * the number of descriptors. With `keeps` the thread reads `rows` in place, so they must stay
-   * unchanged and alive until the answer; otherwise they are copied.
+   * Prepares a list of rows of five numbers, of local memory without `remote`; answers with the
+   * number of descriptors. With `keeps` the thread reads `rows` in place: they must stay alive and
+   * unchanged until the answer. Otherwise it copies them.
    */
   prepare(
     callId: number,
@@ -236,16 +188,15 @@ export interface NativeAgent {
     rows: Float64Array,
     keeps: boolean,
   ): NativeAnswer<number>;
-  /** Releases the list that the call `list` made, once no transfer uses it. */
+  /** Releases a list once no transfer uses it. */
   closeList(callId: number, list: number): void;
-  /** Sends a notification; answers when NIXL has taken it. */
+  /** Answers when NIXL has taken the notification. */
   notify(callId: number, remote: string, payload: Uint8Array): NativeAnswer<undefined>;
   /**
-   * Starts a transfer, which is named by `callId`: `what` it moves, or the call that has made its
-   * requests before. Everything is checked and copied before it returns. `askedMs`: when the caller
-   * asked, in milliseconds of `process.hrtime`. One that is `abortable` has no `notification` in
-   * its NIXL request. Returns the outcome of one that has succeeded already, of which no event
-   * follows.
+   * Starts the transfer `callId` of `what`: moves, or the call that prepared its requests. It has
+   * checked and copied its arguments when it returns. `askedMs` is when the caller asked, in
+   * milliseconds of `process.hrtime`. An `abortable` transfer keeps `notification` out of its NIXL
+   * request. Returns the outcome of a transfer that has succeeded at once; no event follows then.
    */
   transfer(
     callId: number,
@@ -254,85 +205,56 @@ export interface NativeAgent {
     abortable: boolean,
     notification: Uint8Array | undefined,
   ): NativeOutcome | undefined;
-  /** Makes the NIXL requests of a transfer, which are then named by `callId`. */
+  /** Makes the NIXL requests that `callId` then names. */
   prepareTransfer(callId: number, moves: NativeMoves): void;
-  /** Releases the requests that the call `transfer` made, once they are not under way. */
+  /** Releases prepared requests once they are not under way. */
   closePreparedTransfer(callId: number, transfer: number): void;
-  /**
-   * Answers with `[durationUs, marginUs, known]`: NIXL's estimate for the requests that the call
-   * `transfer` made.
-   */
-  estimateCost(callId: number, transfer: number): void;
-  /** Gives up a transfer. False when its outcome is already decided and its event is queued. */
+  /** Answers with the name of the backend that carries prepared requests. */
+  transferBackend(callId: number, transfer: number): void;
+  /** Returns false when the outcome is decided and its event queued. */
   abort(transfer: number): boolean;
-  /** Closes the agent; waits for its transfers, `timeoutMs` at most. */
+  /** Waits for transfers at most `timeoutMs`. */
   close(callId: number, timeoutMs: number): void;
-  /** The next events, and whether there are more. */
   takeEvents(): [events: NativeEvent[], more: boolean];
-  /** Counters at this moment. */
   counters(): NativeCounters;
   /** Whether the agent keeps the process alive. */
   keepAlive(alive: boolean): void;
-  /** Ends the stream of events; for an agent that has closed, or has failed to start. */
+  /** Ends the events of an agent that has closed or failed to start. */
   detach(): void;
 }
 
-/** Counters of an agent since its start, and sizes of its tables. */
-export interface NativeCounters {
-  /** Transfers that were handed to the thread. */
-  transfersPosted: number;
-  /** Transfers that succeeded. */
-  transfersDone: number;
-  /** Transfers that failed, were aborted or timed out. */
-  transfersFailed: number;
-  /** Transfers that NIXL has not released. */
-  transfersInFlight: number;
-  /** Bytes of the transfers that succeeded. */
-  bytesTransferred: number;
-  /** Notifications that NIXL took. */
-  notificationsSent: number;
-  /** Notifications that arrived. */
-  notificationsReceived: number;
-  /** Registrations at this moment. */
-  registrations: number;
-  /** Prepared lists at this moment. */
-  preparedLists: number;
-  /** Known peers at this moment. */
-  remotes: number;
+/**
+ * Totals since the agent's start, except for what exists now: `transfersInFlight`, `registrations`,
+ * `preparedLists` and `remotes`. A transfer is in flight until NIXL has released it.
+ */
+export interface NativeCounters extends AgentTelemetry {
   /** Turns of the agent's thread. */
-  polls: number;
+  readonly polls: number;
 }
 
-/** Memory that the addon allocated. */
-export interface NativeDeviceMemory {
-  /** Where it begins: on the device for memory of a GPU, in this process otherwise. */
+export interface NativeMemory {
+  /** An address on the GPU for its memory, in this process otherwise. */
   readonly address: number;
-  /** Copies runs `[offsetBytes, lengthBytes]` into one buffer, on another thread. */
+  /** Copies runs `[offsetBytes, lengthBytes]` into one buffer on another thread. */
   gather(runs: Float64Array): Promise<ArrayBuffer>;
   /**
-   * Copies `source` into runs `[offsetBytes, lengthBytes]`, on another thread. Once all arguments
-   * are valid it calls `take(source)`, and copies from the buffer that this returns, which nobody
-   * else may have. Resolves with that buffer.
+   * Copies `source` into runs `[offsetBytes, lengthBytes]` on another thread. Once all arguments
+   * are valid, it copies from the buffer that `take(source)` returns, which nobody else may have,
+   * and resolves with that buffer.
    */
   scatter(
     runs: Float64Array,
     source: ArrayBuffer,
     take: (source: ArrayBuffer) => ArrayBuffer,
   ): Promise<ArrayBuffer>;
-  /** Frees the memory. Throws `KV_MEMORY_IN_USE` while a registration or a copy uses it. */
-  close(): void;
-}
-
-/** Host memory that the addon owns. */
-export interface NativeMemory extends Omit<NativeDeviceMemory, "close"> {
   /**
-   * A part of the memory as a new buffer, which is kept until `close`. Throws `KV_MEMORY_INVALID`,
-   * also for a part that is too long for Node.
+   * Keeps the buffer until `close`. Throws `KV_MEMORY_INVALID`, also when the part is too long for
+   * Node.
    */
   buffer(offsetBytes: number, lengthBytes: number): ArrayBuffer;
   /**
-   * Frees the memory. With `detach` its views become empty; without it they read zeros until the
-   * buffers are collected.
+   * `detach` empties the memory's views; otherwise they read zeros until their buffers are
+   * collected. Throws `KV_MEMORY_IN_USE` while a registration or a copy uses it.
    */
   close(detach: boolean): void;
 }

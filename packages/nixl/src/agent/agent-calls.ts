@@ -9,42 +9,35 @@ interface PendingCall {
 }
 
 /**
- * Calls into the addon for one agent. Each call has an id, which is never used again; the native
- * thread's answer names it. What a call creates in the addon (a list, a registration) is named by
- * the id of that call afterwards.
+ * Calls into the addon for one agent. The id of a call is never used again: it names the thread's
+ * answer and what the call created.
  */
 export class AgentCalls {
   readonly #name: string;
   readonly #keepAlive: RefCount;
-  /** The calls that the thread has not answered yet. */
   readonly #pending = new Map<number, PendingCall>();
   #lastId = 0;
   #closing: Promise<void> | undefined;
 
   /**
-   * `name`: the agent's, for error messages. Each pending call counts as a user of `keepAlive`, so
-   * that the process does not exit before the answer.
+   * `name` is for error messages. A pending call holds `keepAlive`, so that the process does not
+   * exit before the answer.
    */
   constructor(name: string, keepAlive: RefCount) {
     this.#name = name;
     this.#keepAlive = keepAlive;
   }
 
-  /** Whether `close` was called. */
   get closing(): boolean {
     return this.#closing !== undefined;
   }
 
-  /** An id that no call of this agent has had. */
   nextId(): number {
     this.#lastId += 1;
     return this.#lastId;
   }
 
-  /**
-   * Makes a call; `id` names what it created in the addon. Rejects with `KV_AGENT_CLOSED` once the
-   * agent is closing.
-   */
+  /** `id` names what the call created. Rejects with `KV_AGENT_CLOSED` once the agent is closing. */
   async call(command: (callId: number) => unknown): Promise<{ id: number; value: unknown }> {
     this.requireOpen();
     let id = 0;
@@ -55,16 +48,14 @@ export class AgentCalls {
     return { id, value };
   }
 
-  /**
-   * Makes a call and returns its answer. Rejects with `KV_AGENT_CLOSED` once the agent is closing.
-   */
+  /** Rejects with `KV_AGENT_CLOSED` once the agent is closing. */
   async answer<T>(command: (callId: number) => void): Promise<T> {
     return (await this.call(command)).value as T;
   }
 
   /**
-   * Calls `command`, a method of the addon, with a fresh id, also once the agent is closing.
-   * Settles with the answer that it returns or the thread gives; rejects with what it throws.
+   * Calls the addon with a fresh id, also once the agent is closing. Settles with the answer that
+   * the method returns or the thread gives.
    */
   make<T>(command: (callId: number) => unknown): Promise<T> {
     const id = this.nextId();
@@ -77,7 +68,7 @@ export class AgentCalls {
     return this.answerTo<T>(id);
   }
 
-  /** Settles with the thread's answer to the call `id`, which has been made already. */
+  /** Waits for the answer to the call `id`, which was made already. */
   answerTo<T>(id: number): Promise<T> {
     this.#keepAlive.acquire();
     return new Promise<T>((resolve, reject) => {
@@ -85,7 +76,7 @@ export class AgentCalls {
     });
   }
 
-  /** Settles the call `id` with the thread's answer. Ignores ids that are not pending. */
+  /** Ignores ids that are not pending. */
   settle(id: number, error: KvError | undefined, value: unknown): void {
     const call = this.#pending.get(id);
     if (call === undefined) return;
@@ -96,8 +87,8 @@ export class AgentCalls {
   }
 
   /**
-   * A `close` of something the agent made: closing twice is one call, a close that failed may be
-   * tried again, and once the agent closes it waits for that, which releases everything.
+   * Makes a `close` that runs once, and again only after a failure. Once the agent is closing it
+   * waits for that, which releases everything.
    */
   closeOnce(command: (callId: number) => void): () => Promise<void> {
     let closed: Promise<void> | undefined;
@@ -111,13 +102,12 @@ export class AgentCalls {
     };
   }
 
-  /** Closes the agent with `close`, once. No call but `make` is made from now on. */
+  /** Runs `close` once. From now on only `make` still makes calls. */
   close(close: () => Promise<void>): Promise<void> {
     this.#closing ??= close();
     return this.#closing;
   }
 
-  /** The agent has closed: rejects every pending call. */
   rejectAll(): void {
     for (const id of [...this.#pending.keys()]) this.settle(id, this.#closedError(), undefined);
   }

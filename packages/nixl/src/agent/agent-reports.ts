@@ -1,15 +1,11 @@
 import type { Ambient, Timer } from "@kv/interface";
-import { REFUSED, UNKNOWN_UCX } from "../addon/native.js";
+import { REFUSED, UNREPAIRED } from "../addon/native.js";
+import { REPAIRS } from "../addon/repairs.js";
 
-/** A warning comes at most this often. */
 const REPORT_INTERVAL_MS = 10_000;
-/** Senders that one warning names. */
 const MAX_NAMED = 16;
 
-/**
- * Counts notifications that were dropped, and logs how many and from whom: the first time at once,
- * then every 10 s at most.
- */
+/** Counts and logs dropped notifications: at once, then every 10 s at most. */
 export class DroppedNotifications {
   readonly #agent: string;
   readonly #ambient: Pick<Ambient, "clock" | "log" | "metrics">;
@@ -25,7 +21,7 @@ export class DroppedNotifications {
     this.#ambient = ambient;
   }
 
-  /** Counts notifications of a sender; without a name, of several. */
+  /** Without `from` the notifications have several senders. */
   add(from: string | undefined, count = 1): void {
     const { clock, metrics } = this.#ambient;
     this.#total += count;
@@ -34,14 +30,13 @@ export class DroppedNotifications {
       from !== undefined && (this.#bySender.has(from) || this.#bySender.size < MAX_NAMED);
     if (isNamed) this.#bySender.set(from, (this.#bySender.get(from) ?? 0) + count);
     else this.#others += count;
-    // In a later turn at the earliest, so that one warning has everything that was dropped at once.
+    // In a later turn, so that one warning has everything that was dropped at once.
     this.#timer ??= clock.setTimer(
       () => this.#report(),
       Math.max(0, this.#quietUntilMs - clock.now()),
     );
   }
 
-  /** Logs what was not logged yet. */
   close(): void {
     if (this.#timer === undefined) return;
     this.#timer.cancel();
@@ -64,14 +59,12 @@ export class DroppedNotifications {
   }
 }
 
-/**
- * Logs what an agent's thread reports of the whole process: connections of peers that were refused,
- * or that UCX is not one that the addon knows.
- */
+/** Logs refused connections of peers, or the failed repair `from`. */
 export function reportOfProcess(
   { log, metrics }: Pick<Ambient, "log" | "metrics">,
   kind: number,
   value: unknown,
+  from: string | undefined,
 ): void {
   if (kind === REFUSED) {
     const count = value as number;
@@ -81,16 +74,18 @@ export function reportOfProcess(
       why: "this process has no file descriptor left for a connection of a peer, which has to try again",
       hint: "raise the limit: ulimit -n, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container",
     });
-  } else if (kind === UNKNOWN_UCX)
-    log.warn("nixl-ucx-unknown", {
-      why: "UCX is not one of those that the addon knows, or is loaded twice: a peer that dies while it reads over TCP may end this process with SIGABRT or SIGSEGV",
-      hint: "use the NIXL of `kv-nixl install`, in 0.10.1 to 1.5.1",
+  } else if (kind === UNREPAIRED)
+    log.warn("nixl-repair-failed", {
+      repair: from,
+      why: value,
+      effect: REPAIRS[from ?? ""]?.without,
+      hint: "use the NIXL of `kv-nixl install`, in 0.10.1 to 1.5.1; `kv-nixl doctor` lists the repairs",
     });
 }
 
 /**
- * Logs that an agent's thread did not return from NIXL `afterMs` after `close`, and is given up
- * with all that NIXL holds.
+ * Logs that an agent's thread did not return from NIXL `afterMs` after `close` and is given up with
+ * all that NIXL holds.
  */
 export function reportStuck({ log }: Pick<Ambient, "log">, agent: string, afterMs: number): void {
   log.error("nixl-agent-stuck", {

@@ -2,201 +2,129 @@ import { types } from "node:util";
 import {
   type Agent,
   type AgentTelemetry,
-  type Ambient,
   type BackendSpec,
   type DescriptorPairs,
   type DescriptorRuns,
   type DescriptorTable,
   KvError,
+  type Log,
   type Memory,
   type Notification,
   type PreparedList,
   type Registration,
-  type Timer,
   type TransferOrder,
   type TransferRequest,
 } from "@kv/interface";
-import {
-  DONE,
-  DROPPED,
-  type NativeAddon,
-  type NativeAgent,
-  type NativeEvent,
-  type NativeQueryAnswers,
-  NOTIFICATION,
-  RELEASED,
-  SETTLED,
-} from "../addon/native.js";
-import { callNative, fromNative } from "../addon/native-errors.js";
-import {
-  type BackendParameters,
-  backendParametersOf,
-  nativeBackendsOf,
-} from "../backends/backend-parameters.js";
+import { nativeBackendsOf } from "../backends/backend-traits.js";
 import { validateAgentBackends } from "../backends/select-backends.js";
-import { RefCount } from "../ref-count.js";
-import { formatValue, requireObject } from "../validate.js";
-import { AgentCalls } from "./agent-calls.js";
-import { DroppedNotifications, reportOfProcess, reportStuck } from "./agent-reports.js";
-import { type MemoryQuery, requireQuery } from "./memory-query.js";
-import { NotificationQueue } from "./notification-queue.js";
-import { PreparedLists } from "./prepared-lists.js";
+import { formatValue, requireOptions, timerMs } from "../validate.js";
+import { AgentCore, type AgentCoreOptions } from "./agent-core.js";
 import { type PostOptions, PreparedTransfer } from "./prepared-transfer.js";
-import { type RegisterOptions, Registrations } from "./registrations.js";
-import { type NixlTransfer, Transfers } from "./transfers.js";
+import type { RegisterOptions } from "./registrations.js";
+import type { NixlTransfer } from "./transfers.js";
 
-/** How an agent is started. */
-export interface NixlAgentOptions {
-  /** The loaded addon. */
-  readonly addon: NativeAddon;
-  /** Path of `libnixl_capi.so`. */
+export interface NixlAgentOptions extends Omit<AgentCoreOptions, "native"> {
   readonly libraryPath: string;
   /** Unique among peers. */
   readonly name: string;
-  /** Backends to create, in order of preference. */
+  /** In order of preference. */
   readonly backends: readonly BackendSpec[];
-  /** Paths of libraries that the backends need and the loader does not find. */
+  /** Paths of libraries that the loader does not find. */
   readonly preload: readonly string[];
-  /** NIXL measures each request. */
   readonly captureTelemetry: boolean;
-  /**
-   * Prepares the process for more backends; returns paths as `preload` has them. Rejects with
-   * `KV_BACKEND_UNAVAILABLE`.
-   */
+  /** Where it is created, for the warning that it was dropped. */
+  readonly place: string;
+  /** Returns more paths for `preload`. Rejects with `KV_BACKEND_UNAVAILABLE`. */
   prepareBackends(backends: readonly BackendSpec[]): Promise<readonly string[]>;
   /** Completes the error of backends that NIXL could not create. */
   explainBackendError(error: unknown, backends: readonly BackendSpec[]): Promise<unknown>;
-  /** Clock for the timeouts of transfers; log and metrics for notifications that are dropped. */
-  readonly ambient: Pick<Ambient, "clock" | "log" | "metrics">;
-  /**
-   * Loads a peer's metadata first in another process, which has the same backends. Rejects with
-   * `KV_AGENT_METADATA_INVALID`.
-   */
+  /** Loads metadata in another process first. Rejects with `KV_AGENT_METADATA_INVALID`. */
   readonly checkMetadata:
     | ((metadata: Uint8Array, backends: readonly BackendSpec[]) => Promise<void>)
     | undefined;
-  /**
-   * Completes the error of a peer that NIXL refused with the reasons that this host and its
-   * variables give.
-   */
+  /** Completes the error of a peer that NIXL refused. */
   explainRefusedPeer(error: unknown, backends: readonly BackendSpec[]): Promise<unknown>;
-  /** Called once, when the agent has released everything. */
-  onClose(): void;
 }
 
 /** Options of `NixlAgent.localMetadata`. */
 export interface LocalMetadataOptions {
-  /**
-   * Describe the memory of these registrations only; of none for an empty list. @default all
-   * registered memory
-   */
+  /** Describe only this memory; an empty list describes none. @default all registered memory */
   readonly registrations?: readonly Registration[] | undefined;
+  /**
+   * With `registrations`: false for a part that adds to what a peer knows already. @default true
+   */
+  readonly connections?: boolean | undefined;
 }
 
-const CLOSE_TIMEOUT_MS = 10_000;
-/**
- * The longest that an agent's thread may take to release everything once the time of `close` is
- * over. It takes up to 0.2 s.
- */
-const STUCK_MS = 5000;
+export const CLOSE_TIMEOUT_MS = 10_000;
+
+/** Warns of agents that were collected but not closed. */
+const collected = new FinalizationRegistry<{ core: AgentCore; log: Log; place: string }>(
+  ({ core, log, place }) => {
+    if (core.calls.closing) return;
+    log.warn("nixl-agent-dropped", {
+      agent: core.name,
+      created: place,
+      why: "nothing refers to the agent, and it is not closed: its thread and descriptors stay until its transport is closed",
+      hint: "keep the agent as long as peers need it, then close() it, or use `await using`",
+    });
+  },
+);
 
 /**
- * Starts an agent and its native thread. Resolves when its backends are ready. Rejects with
- * `KV_BACKEND_UNAVAILABLE` or `KV_LIBRARY_INCOMPATIBLE`.
+ * Resolves when the backends are ready. Rejects with `KV_BACKEND_UNAVAILABLE` or
+ * `KV_LIBRARY_INCOMPATIBLE`.
  */
-export async function startNixlAgent(options: NixlAgentOptions): Promise<NixlAgent> {
-  const { addon, libraryPath, name, backends, preload, captureTelemetry } = options;
-  const keepAlive = new RefCount((alive) => native.keepAlive(alive));
-  const calls = new AgentCalls(name, keepAlive);
-  const startId = calls.nextId();
-  const nativeOptions = {
-    libraryPath,
-    name,
-    captureTelemetry,
-    ...nativeBackendsOf(backends, preload),
-  };
-  const onEvents = (events: NativeEvent[], more: boolean) => {
-    // Peers decide how many notifications come, so the event loop has a turn between two parts of
-    // them.
-    if (more) setImmediate(() => onEvents(...native.takeEvents()));
-    agent.handleEvents(events);
-  };
-  const native: NativeAgent = callNative(() => new addon.Agent(startId, nativeOptions, onEvents));
-  const agent = new NixlAgent(options, { native, calls, keepAlive });
-  try {
-    await calls.answerTo<void>(startId);
-  } catch (error) {
-    native.detach();
-    throw error;
-  }
-  return agent;
+export async function startNixlAgent(
+  options: NixlAgentOptions,
+): Promise<{ agent: NixlAgent; core: AgentCore }> {
+  const { addon, libraryPath, name, backends, preload, captureTelemetry, ambient } = options;
+  const core = new AgentCore({
+    addon,
+    native: { libraryPath, name, captureTelemetry, ...nativeBackendsOf(backends, preload) },
+    ambient,
+    onClose: options.onClose,
+  });
+  await core.started;
+  const agent = new NixlAgent(options, core);
+  collected.register(agent, { core, log: ambient.log, place: options.place });
+  return { agent, core };
 }
 
 /**
- * An agent of NIXL. Its native thread calls NIXL; each method here hands one command to that
- * thread, or makes a short call itself while the thread sleeps. The public methods are bound to the
- * agent, so that a wrapper may take them over with `{ ...agent }`.
+ * An agent of NIXL. Its methods hand their calls to a native thread, or make short calls themselves
+ * while it sleeps. They are bound, so a wrapper may copy them with `{ ...agent }`.
  */
 export class NixlAgent implements Agent, AsyncDisposable {
   /** The name by which peers know it. */
   readonly name: string;
-  /** The names of its backends, in order of preference. */
+  /** In order of preference; `addBackend` appends to them. */
   readonly backends: readonly string[];
   readonly #options: NixlAgentOptions;
-  /**
-   * The backends with their parameters, also those that were added later; `backends` has their
-   * names.
-   */
+  readonly #core: AgentCore;
   readonly #backends: BackendSpec[];
   readonly #backendNames: string[];
-  readonly #native: NativeAgent;
-  readonly #calls: AgentCalls;
-  readonly #registrations: Registrations;
-  readonly #lists: PreparedLists;
-  readonly #transfers: Transfers;
-  readonly #notifications: NotificationQueue;
-  readonly #dropped: DroppedNotifications;
 
-  /** For `startNixlAgent`. */
-  constructor(
-    options: NixlAgentOptions,
-    parts: { native: NativeAgent; calls: AgentCalls; keepAlive: RefCount },
-  ) {
-    const { native, calls, keepAlive } = parts;
+  constructor(options: NixlAgentOptions, core: AgentCore) {
     this.name = options.name;
+    this.#options = options;
+    this.#core = core;
     this.#backends = [...options.backends];
     this.#backendNames = this.#backends.map((spec) => spec.name);
     this.backends = this.#backendNames;
-    this.#options = options;
-    this.#native = native;
-    this.#calls = calls;
-    this.#registrations = new Registrations(native, calls);
-    this.#lists = new PreparedLists(native, calls);
-    this.#dropped = new DroppedNotifications(options.name, options.ambient);
-    this.#notifications = new NotificationQueue({
-      keepAlive,
-      onDrop: (from) => this.#dropped.add(from),
-    });
-    this.#transfers = new Transfers({
-      native,
-      calls,
-      keepAlive,
-      clock: options.ambient.clock,
-      listId: (list) => this.#lists.idOf(list),
-    });
   }
 
   /**
-   * Creates one more backend (NIXL: `createBackend`). Memory that is registered already stays
-   * unknown to it, and peers know of it once they load this agent's metadata anew. While NIXL
-   * creates it, up to a second, the agent serves nobody. Rejects with `KV_BACKEND_UNAVAILABLE`,
-   * also for a second backend of one plugin, and with `KV_AGENT_INVALID` for wrong parameters.
+   * Creates one more backend (NIXL: `createBackend`). It does not know memory registered before,
+   * and peers must load this agent's metadata anew. The agent serves nobody meanwhile, for up to a
+   * second. Rejects with `KV_BACKEND_UNAVAILABLE`, also for a second backend of one plugin, and
+   * with `KV_AGENT_INVALID` for wrong parameters.
    */
   readonly addBackend = async (backend: BackendSpec | string): Promise<void> => {
     const added = validateAgentBackends([backend]);
     const preload = await this.#options.prepareBackends(added);
-    await this.#calls
-      .call((callId) => this.#native.addBackends(callId, nativeBackendsOf(added, preload)))
+    await this.#core.calls
+      .call((callId) => this.#core.native.addBackends(callId, nativeBackendsOf(added, preload)))
       .catch(async (error: unknown) => {
         throw await this.#options.explainBackendError(error, added);
       });
@@ -205,72 +133,40 @@ export class NixlAgent implements Agent, AsyncDisposable {
   };
 
   /**
-   * What a plugin states before a backend of it exists (NIXL: `getPluginParams`). Rejects with
-   * `KV_BACKEND_UNAVAILABLE`.
-   */
-  readonly pluginParameters = async (plugin: string): Promise<BackendParameters> =>
-    backendParametersOf(
-      await this.#calls.answer((callId) => this.#native.describeBackend(callId, plugin, true)),
-    );
-
-  /**
-   * What a backend of this agent was created with (NIXL: `getBackendParams`). Rejects with
-   * `KV_BACKEND_UNAVAILABLE`.
-   */
-  readonly backendParameters = async (backend: string): Promise<BackendParameters> =>
-    backendParametersOf(
-      await this.#calls.answer((callId) => this.#native.describeBackend(callId, backend, false)),
-    );
-
-  /**
-   * Asks a storage backend about files (by path) or objects (by key), registered or not (NIXL:
-   * `queryMem`). Resolves with an entry per key, in order: what the backend knows of it, such as
-   * `size`, or undefined where there is nothing. The agent waits for the store meanwhile. Rejects
-   * with `KV_MEMORY_INVALID` for wrong keys, or when the backend refuses, and with
-   * `KV_BACKEND_UNAVAILABLE`.
-   */
-  readonly queryMemory = async (
-    query: MemoryQuery,
-  ): Promise<(Readonly<Record<string, string>> | undefined)[]> => {
-    requireQuery(query);
-    const { backend, memoryType, keys } = query;
-    const answers = await this.#calls.answer<NativeQueryAnswers>((callId) =>
-      this.#native.queryMemory(callId, { backend, memoryType, keys }),
-    );
-    return answers.map((answer) => answer && Object.fromEntries(answer));
-  };
-
-  /**
    * Registers memory of `allocate`, `hostMemory`, `sharedMemory`, `deviceMemory`, `openFileMemory`
-   * or `objectMemory`. With `backends` only with these backends of the agent, otherwise with all
-   * that support the memory. Rejects with `KV_MEMORY_INVALID`, `KV_BACKEND_UNAVAILABLE` or
+   * or `objectMemory`. Rejects with `KV_MEMORY_INVALID`, `KV_BACKEND_UNAVAILABLE` or
    * `KV_AGENT_CLOSED`.
    */
   readonly register = async (
     memory: Memory,
     options: RegisterOptions = {},
   ): Promise<Registration & AsyncDisposable> => {
-    return await this.#registrations.register(memory, options);
+    return await this.#core.registrations.register(memory, options);
   };
 
   /**
-   * NIXL's metadata of this agent and of its registered memory, as a peer loads it (NIXL:
-   * `getLocalMD`). With `registrations` of that memory only (`getLocalPartialMD`): the peer's NIXL
-   * refuses lists of any other, until it loads further parts with `addRemote`. Rejects with
-   * `KV_AGENT_CLOSED`, `KV_MEMORY_NOT_REGISTERED`, and `KV_AGENT_INVALID` for storage, and when all
-   * backends are storage.
+   * NIXL's metadata of this agent and its registered memory (NIXL: `getLocalMD`). With
+   * `registrations` (`getLocalPartialMD`) a peer refuses lists of other memory, until it adds parts
+   * without `connections`. Rejects with `KV_AGENT_CLOSED`, `KV_MEMORY_NOT_REGISTERED`, and
+   * `KV_AGENT_INVALID` for storage or when all backends are storage.
    */
   readonly localMetadata = async (options: LocalMetadataOptions = {}): Promise<Uint8Array> => {
-    requireObject(options, "KV_AGENT_INVALID", "the options of localMetadata");
+    requireOptions(options, "KV_AGENT_INVALID", "the options of localMetadata", [
+      "registrations",
+      "connections",
+    ]);
+    const { connections = true } = options;
     const ids = options.registrations?.map((registration) =>
-      this.#registrations.idOf(registration),
+      this.#core.registrations.idOf(registration),
     );
-    return await this.#calls.answer((callId) => this.#native.localMetadata(callId, ids));
+    return await this.#core.calls.answer((callId) =>
+      this.#core.native.localMetadata(callId, ids, connections),
+    );
   };
 
   /**
-   * Loads a peer's metadata and returns the peer's name. Rejects with `KV_AGENT_METADATA_INVALID`
-   * or `KV_AGENT_CLOSED`.
+   * Loads a peer's metadata and returns its name. New metadata replaces the old: lists of memory
+   * that it no longer states fail. Rejects with `KV_AGENT_METADATA_INVALID` or `KV_AGENT_CLOSED`.
    */
   readonly addRemote = async (metadata: Uint8Array): Promise<string> => {
     if (!types.isUint8Array(metadata)) {
@@ -280,11 +176,10 @@ export class NixlAgent implements Agent, AsyncDisposable {
       );
     }
     const { checkMetadata, explainRefusedPeer } = this.#options;
-    // The bytes that were checked are the bytes that are loaded, even if the caller changes the
-    // buffer meanwhile.
+    // A copy: the caller may change its buffer between the check and the load.
     const bytes = checkMetadata === undefined ? metadata : new Uint8Array(metadata);
     if (checkMetadata !== undefined) await checkMetadata(bytes, this.#backends);
-    const added = this.#calls.call((callId) => this.#native.addRemote(callId, bytes));
+    const added = this.#core.calls.call((callId) => this.#core.native.addRemote(callId, bytes));
     return (
       await added.catch(async (error: unknown) => {
         throw await explainRefusedPeer(error, this.#backends);
@@ -297,7 +192,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
    * its memory are open.
    */
   readonly removeRemote = async (name: string): Promise<void> => {
-    await this.#calls.call((callId) => this.#native.removeRemote(callId, name));
+    await this.#core.calls.call((callId) => this.#core.native.removeRemote(callId, name));
   };
 
   /**
@@ -305,11 +200,11 @@ export class NixlAgent implements Agent, AsyncDisposable {
    * `KV_MEMORY_NOT_REGISTERED`.
    */
   readonly prepareLocal = (table: DescriptorTable): Promise<PreparedList & AsyncDisposable> =>
-    this.#lists.prepare(undefined, table);
+    this.#core.lists.prepare(undefined, table);
 
   /**
-   * Prepares a list of a peer's registered memory. Under this agent's own name it describes its own
-   * memory, for copies within the agent, or files and objects. Rejects with `KV_LIST_INVALID`,
+   * Prepares a list of a peer's registered memory. This agent's own name selects its own memory,
+   * for copies within the agent, files and objects. Rejects with `KV_LIST_INVALID`,
    * `KV_AGENT_UNKNOWN_REMOTE` or `KV_MEMORY_NOT_REGISTERED`.
    */
   readonly prepareRemote = async (
@@ -323,7 +218,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
         { hint: "use prepareLocal for a list of this agent's own memory" },
       );
     }
-    return await this.#lists.prepare(remote, table);
+    return await this.#core.lists.prepare(remote, table);
   };
 
   /**
@@ -331,20 +226,20 @@ export class NixlAgent implements Agent, AsyncDisposable {
    * other error rejects `done`.
    */
   readonly transfer = (request: TransferRequest): NixlTransfer => {
-    this.#calls.requireOpen();
-    return this.#transfers.start(request);
+    this.#core.calls.requireOpen();
+    return this.#core.transfers.start(request);
   };
 
   /**
-   * Makes a transfer's NIXL requests once, to be posted many times. Its lists cannot be closed
-   * before it is. `notification`, `signal` and `timeoutMs` belong to each post. Rejects with
+   * Makes a transfer's NIXL requests once, to post them many times. Close it before its lists.
+   * `notification`, `signal` and `timeoutMs` belong to each post. Rejects with
    * `KV_TRANSFER_INVALID`, `KV_TRANSFER_FAILED` when NIXL refuses, `KV_LIST_CLOSED` or
    * `KV_AGENT_CLOSED`.
    */
   readonly prepareTransfer = async (
     request: Omit<TransferOrder, keyof PostOptions> & (DescriptorPairs | DescriptorRuns),
   ): Promise<PreparedTransfer> => {
-    const moves = this.#transfers.moves(request);
+    const moves = this.#core.transfers.moves(request);
     const { notification, signal, timeoutMs } = request as TransferRequest;
     if (notification !== undefined || signal !== undefined || timeoutMs !== undefined) {
       throw new KvError(
@@ -353,47 +248,51 @@ export class NixlAgent implements Agent, AsyncDisposable {
         { hint: "pass them to post()" },
       );
     }
-    const uses = [this.#lists.hold(request.local), this.#lists.hold(request.remote)];
+    const uses = [this.#core.lists.hold(request.local), this.#core.lists.hold(request.remote)];
     const endUses = () => {
       for (const end of uses) end();
     };
-    const { id } = await this.#calls
-      .call((callId) => this.#native.prepareTransfer(callId, moves))
+    const { id } = await this.#core.calls
+      .call((callId) => this.#core.native.prepareTransfer(callId, moves))
       .catch((error: unknown) => {
         endUses();
         throw error;
       });
-    const close = this.#calls.closeOnce((callId) => this.#native.closePreparedTransfer(callId, id));
+    const close = this.#core.calls.closeOnce((callId) =>
+      this.#core.native.closePreparedTransfer(callId, id),
+    );
     return new PreparedTransfer(request, {
       post: (order) => {
-        this.#calls.requireOpen();
-        return this.#transfers.post(id, order);
+        this.#core.calls.requireOpen();
+        return this.#core.transfers.post(id, order);
       },
-      estimate: () => this.#calls.answer((callId) => this.#native.estimateCost(callId, id)),
+      backend: () =>
+        this.#core.calls.answer((callId) => this.#core.native.transferBackend(callId, id)),
       close: () => close().then(endUses),
     });
   };
 
   /**
-   * Sends a notification. Rejects with `KV_NOTIFICATION_FAILED`, `KV_NOTIFICATION_INVALID` or
-   * `KV_AGENT_UNKNOWN_REMOTE`.
+   * Sends a notification of up to 64 MiB. Rejects with `KV_NOTIFICATION_FAILED`,
+   * `KV_NOTIFICATION_INVALID` or `KV_AGENT_UNKNOWN_REMOTE`.
    */
   readonly notify = async (remote: string, payload: Uint8Array): Promise<void> => {
-    await this.#calls.call((callId) => this.#native.notify(callId, remote, payload));
+    await this.#core.calls.call((callId) => this.#core.native.notify(callId, remote, payload));
   };
 
   /**
-   * An iterator over the notifications that arrive. 65,536 of them and 64 MiB of payloads wait for
-   * a reader, a quarter of both from one sender; what exceeds that is dropped, logged
+   * Iterates over arriving notifications. At most 65,536 notifications with 64 MiB of payloads
+   * wait, a quarter of both from one sender. The rest is dropped, logged
    * (`nixl-notifications-dropped`) and counted. Throws `KV_NOTIFICATION_INVALID` while another
    * iterator is open.
    */
-  readonly notifications = (): AsyncIterableIterator<Notification> => this.#notifications.read();
+  readonly notifications = (): AsyncIterableIterator<Notification> =>
+    this.#core.notifications.read();
 
-  /** Counters of the agent. Also after `close`. */
+  /** Counters of the agent, also after `close`. */
   readonly telemetry = (): AgentTelemetry => {
-    const { polls: _, ...counters } = this.#native.counters();
-    const { abortedBeforePost } = this.#transfers;
+    const { polls: _, ...counters } = this.#core.native.counters();
+    const { abortedBeforePost } = this.#core.transfers;
     return {
       ...counters,
       transfersPosted: counters.transfersPosted + abortedBeforePost,
@@ -402,66 +301,16 @@ export class NixlAgent implements Agent, AsyncDisposable {
   };
 
   /**
-   * Waits for transfers (`timeoutMs`, 10 s by default), then releases everything. Resolves 5 s
-   * after that at the latest: an agent whose thread is in a call of NIXL that does not return is
-   * given up then, and logged (`nixl-agent-stuck`). Rejects with `KV_AGENT_INVALID` for wrong
-   * options.
+   * Waits for transfers (`timeoutMs`, 10 s by default, at most 24 days, or Infinity), then releases
+   * everything. After 5 s more it gives up a thread that is stuck in NIXL and logs
+   * `nixl-agent-stuck`. Rejects with `KV_AGENT_INVALID` for wrong options.
    */
   readonly close = async (options: { timeoutMs?: number | undefined } = {}): Promise<void> => {
-    requireObject(options, "KV_AGENT_INVALID", "the options of close");
+    requireOptions(options, "KV_AGENT_INVALID", "the options of close", ["timeoutMs"]);
     const { timeoutMs = CLOSE_TIMEOUT_MS } = options;
-    if (!(typeof timeoutMs === "number" && timeoutMs >= 0 && timeoutMs < 2 ** 31)) {
-      throw new KvError(
-        "KV_AGENT_INVALID",
-        `timeoutMs is ${formatValue(timeoutMs)}, not a number from 0 to 2^31`,
-      );
-    }
-    await this.#calls.close(() => this.#close(timeoutMs));
+    timerMs(timeoutMs, "KV_AGENT_INVALID");
+    await this.#core.close(timeoutMs);
   };
 
-  /** The same as `close()`. */
   readonly [Symbol.asyncDispose] = (): Promise<void> => this.close();
-
-  /** Called with what the native thread reports. */
-  handleEvents(events: readonly NativeEvent[]): void {
-    for (const [kind, callId, error, value, from] of events) {
-      const failure = error === undefined ? undefined : fromNative(error);
-      if (kind === DONE) this.#transfers.onDone(callId, failure, value);
-      else if (kind === SETTLED) this.#calls.settle(callId, failure, value);
-      else if (kind === RELEASED) this.#transfers.onReleased(callId);
-      else if (kind === NOTIFICATION)
-        this.#notifications.push({ from: from ?? "", payload: value as Uint8Array });
-      else if (kind === DROPPED) this.#dropped.add(from, value as number);
-      else reportOfProcess(this.#options.ambient, kind, value);
-    }
-  }
-
-  /**
-   * NIXL has not returned from a call, and only NIXL could end it: the call is given up with its
-   * thread.
-   */
-  #giveUp(afterMs: number): void {
-    const message = `the agent ${this.name} was closed while a call of NIXL did not return`;
-    this.#transfers.rejectAll(new KvError("KV_AGENT_CLOSED", message));
-    reportStuck(this.#options.ambient, this.name, afterMs);
-  }
-
-  async #close(timeoutMs: number): Promise<void> {
-    const closed = this.#calls.make<void>((callId) => this.#native.close(callId, timeoutMs));
-    let timer: Timer | undefined;
-    const stuck = new Promise<void>((resolve) => {
-      timer = this.#options.ambient.clock.setTimer(resolve, timeoutMs + STUCK_MS);
-    }).then(() => this.#giveUp(timeoutMs + STUCK_MS));
-    try {
-      await Promise.race([closed, stuck]);
-    } finally {
-      timer?.cancel();
-      this.#calls.rejectAll();
-      this.#notifications.close();
-      this.#dropped.close();
-      this.#registrations.onClose();
-      this.#native.detach();
-      this.#options.onClose();
-    }
-  }
 }

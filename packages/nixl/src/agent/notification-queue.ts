@@ -3,58 +3,44 @@ import type { RefCount } from "../ref-count.js";
 
 const END: IteratorResult<Notification> = Object.freeze({ done: true, value: undefined });
 
-/** How many notifications may wait for a reader. */
 export const MAX_WAITING = 65_536;
-/** How many bytes of payload may wait for a reader. */
 export const MAX_WAITING_BYTES = 64 * 2 ** 20;
 /**
- * One sender may have a part of both limits, so that it does not crowd out the others. It states
- * its name itself, so it may use many.
+ * One sender gets a quarter of both limits, so that it does not crowd out the others. A sender
+ * states its own name, so it may use many.
  */
 const SENDER_PARTS = 4;
 
-/** Options of `NotificationQueue`. */
 export interface NotificationQueueOptions {
-  /** A waiting reader counts as a user: like a socket that is read, it keeps the process alive. */
+  /** A waiting reader keeps the process alive, like a socket that is read. */
   readonly keepAlive: RefCount;
-  /** Called for each notification that is dropped because too many wait. */
   onDrop(from: string): void;
 }
 
-/** What waits, of one sender or of all. */
 interface Waiting {
   count: number;
   bytes: number;
 }
 
-/**
- * Notifications between their arrival and their reader. One iterator reads at a time; notifications
- * without a waiting reader are kept, up to `MAX_WAITING` and `MAX_WAITING_BYTES`, and a quarter of
- * both for one sender. Beyond that a new notification is dropped.
- */
+/** Notifications between their arrival and their reader. Beyond its limits it drops new ones. */
 export class NotificationQueue {
   readonly #options: NotificationQueueOptions;
   readonly #all: Waiting = { count: 0, bytes: 0 };
   readonly #bySender = new Map<string, Waiting>();
   #arrived: Notification[] = [];
   /**
-   * The notifications before `#arrived`, the oldest last: to remove the first element of a long
-   * array takes as long as the array is.
+   * The notifications before `#arrived`, the oldest last: shifting a long array takes time in its
+   * length.
    */
   #next: Notification[] = [];
   #waiting: ((result: IteratorResult<Notification>) => void)[] = [];
   #hasIterator = false;
   #closed = false;
 
-  /** An empty queue. */
   constructor(options: NotificationQueueOptions) {
     this.#options = options;
   }
 
-  /**
-   * Hands the notification to the reader that has waited longest, or keeps it, or drops it. Dropped
-   * after `close`.
-   */
   push(notification: Notification): void {
     if (this.#closed) return;
     const reader = this.#waiting.shift();
@@ -63,10 +49,7 @@ export class NotificationQueue {
     else this.#options.onDrop(notification.from);
   }
 
-  /**
-   * An iterator over the notifications, in order of arrival. Throws `KV_NOTIFICATION_INVALID` while
-   * another one is open.
-   */
+  /** Throws `KV_NOTIFICATION_INVALID` while another iterator is open. */
   read(): AsyncIterableIterator<Notification> {
     if (this.#hasIterator) {
       throw new KvError(
@@ -94,7 +77,7 @@ export class NotificationQueue {
     return iterator;
   }
 
-  /** Ends the iterator and drops the notifications that were kept. */
+  /** Drops the notifications that wait. */
   close(): void {
     this.#closed = true;
     this.#arrived = [];

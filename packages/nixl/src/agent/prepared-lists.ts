@@ -7,44 +7,42 @@ import {
 } from "@kv/interface";
 import type { NativeAgent } from "../addon/native.js";
 import { RefCount } from "../ref-count.js";
-import { formatValue, requireObject } from "../validate.js";
+import { formatValue, requireOptions } from "../validate.js";
 import type { AgentCalls } from "./agent-calls.js";
 
 const MEMORY_TYPES: readonly MemoryType[] = ["DRAM", "VRAM", "FILE", "OBJ"];
 
 interface Entry {
-  /** The id under which the addon knows the list. */
   readonly id: number;
   /** Prepared transfers that use it. */
   readonly users: RefCount;
 }
 
-/** The prepared lists of one agent. */
 export class PreparedLists {
   readonly #native: NativeAgent;
   readonly #calls: AgentCalls;
   readonly #entries = new WeakMap<PreparedList, Entry>();
-  /**
-   * Tables whose buffer was taken over. The native thread reads them in place, so they must not be
-   * collected.
-   */
+  /** Tables that the native thread reads in place, so they must not be collected. */
   readonly #takenRows = new Set<Float64Array>();
 
-  /** For one agent. */
   constructor(native: NativeAgent, calls: AgentCalls) {
     this.#native = native;
     this.#calls = calls;
   }
 
   /**
-   * Prepares a list of local memory, or of the memory of `remote`. Rejects with `KV_LIST_INVALID`
-   * and the errors of the addon.
+   * Without `remote` the list is of local memory. Rejects with `KV_LIST_INVALID` and the errors of
+   * the addon.
    */
   async prepare(
     remote: string | undefined,
     table: DescriptorTable,
   ): Promise<PreparedList & AsyncDisposable> {
-    requireObject(table, "KV_LIST_INVALID", "the table of a list");
+    requireOptions(table, "KV_LIST_INVALID", "the table of a list", [
+      "memoryType",
+      "rows",
+      "takeRows",
+    ]);
     const { memoryType, rows, takeRows: takesRows = false } = table;
     if (!MEMORY_TYPES.includes(memoryType)) {
       throw new KvError(
@@ -83,15 +81,12 @@ export class PreparedLists {
     return list;
   }
 
-  /**
-   * The id under which the addon knows a list. Throws `KV_TRANSFER_INVALID` for a list of another
-   * agent.
-   */
+  /** Throws `KV_TRANSFER_INVALID` for a list of another agent. */
   idOf(list: PreparedList): number {
     return this.#entryOf(list).id;
   }
 
-  /** Adds a prepared transfer that uses the list; the returned function removes it. */
+  /** The returned function removes the user. */
   hold(list: PreparedList): () => void {
     return this.#entryOf(list).users.hold();
   }

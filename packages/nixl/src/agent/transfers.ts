@@ -2,7 +2,6 @@ import { types } from "node:util";
 import {
   type Clock,
   KvError,
-  type PreparedList,
   type Timer,
   type Transfer,
   type TransferOrder,
@@ -12,100 +11,83 @@ import {
 import type { NativeAgent, NativeMoves, NativeOutcome } from "../addon/native.js";
 import { callNative } from "../addon/native-errors.js";
 import type { RefCount } from "../ref-count.js";
-import { formatValue, requireObject } from "../validate.js";
+import { formatValue, requireOptions, timerMs } from "../validate.js";
 import type { AgentCalls } from "./agent-calls.js";
+import type { PreparedLists } from "./prepared-lists.js";
 
 /** A transfer of an agent of NIXL. */
 export interface NixlTransfer extends Transfer {
-  /** As in `Transfer`, with NIXL's own measurements where the agent captures them. */
+  /** Includes NIXL's own measurements, where the agent captures them. */
   readonly done: Promise<NixlTransferResult>;
 }
 
 /** Measurements of a transfer that succeeded. */
 export interface NixlTransferResult extends TransferResult {
-  /** What NIXL itself measured (`getXferTelemetry`), for an agent with `captureTelemetry`. */
+  /** NIXL's own measurements (`getXferTelemetry`), for an agent with `captureTelemetry`. */
   readonly nixl?: NixlTransferTelemetry | undefined;
 }
 
-/**
- * NIXL's own measurements of the requests of one transfer (NIXL: `nixl_xfer_telem_t`), summed over
- * its slices.
- */
+/** NIXL's own measurements of one transfer (`nixl_xfer_telem_t`), summed over its slices. */
 export interface NixlTransferTelemetry {
-  /** Bytes moved. */
   readonly lengthBytes: number;
   /** Descriptors after NIXL has merged adjacent ones. */
   readonly descriptorCount: number;
   /** Microseconds inside NIXL's posts. */
   readonly postUs: number;
-  /** Microseconds from the first post to the end of the last request, as NIXL saw it. */
+  /** Microseconds from the first post to the end of the last request. */
   readonly transferUs: number;
 }
 
-/** Options of `Transfers`. */
 export interface TransfersOptions {
-  /** The agent in the addon. */
   readonly native: NativeAgent;
-  /** Assigns the ids of transfers. */
   readonly calls: AgentCalls;
   /** Each transfer counts as a user until its release. */
   readonly keepAlive: RefCount;
-  /** Clock for `timeoutMs`. */
   readonly clock: Clock;
-  /**
-   * The id under which the addon knows a list. Throws `KV_TRANSFER_INVALID` for a list of another
-   * agent.
-   */
-  listId(list: PreparedList): number;
+  readonly lists: PreparedLists;
 }
 
-/**
- * The transfers of one agent: posts them to the native thread and settles their promises when it
- * reports.
- */
 export class Transfers {
   readonly #options: TransfersOptions;
   readonly #running = new Map<number, RunningTransfer>();
   #abortedBeforePost = 0;
 
-  /** The transfers of the agent `options.native`. */
   constructor(options: TransfersOptions) {
     this.#options = options;
   }
 
   /**
-   * Transfers whose signal was aborted already when they were requested. The native thread does not
-   * count them.
+   * Transfers whose signal was aborted before the request; the native thread does not count them.
    */
   get abortedBeforePost(): number {
     return this.#abortedBeforePost;
   }
 
   /**
-   * Posts a transfer. Throws `KV_TRANSFER_INVALID` or `KV_LIST_CLOSED` for wrong arguments; every
-   * other error rejects `done`.
+   * Throws `KV_TRANSFER_INVALID` or `KV_LIST_CLOSED` for wrong arguments; other errors reject
+   * `done`.
    */
   start(request: TransferRequest): NixlTransfer {
     const askedMs = now();
     return this.#post(request, this.moves(request), askedMs);
   }
 
-  /** Posts the requests that the call `prepared` made. Throws as `start`. */
+  /** Posts the requests of the call `prepared`. Throws as `start`. */
   post(prepared: number, order: TransferOrder): NixlTransfer {
     const askedMs = now();
     requireValid(order);
     return this.#post(order, prepared, askedMs);
   }
 
-  /** What a transfer moves, for the addon. Throws `KV_TRANSFER_INVALID` for wrong arguments. */
+  /** Throws `KV_TRANSFER_INVALID`. */
   moves(request: TransferRequest): NativeMoves {
     requireValid(request);
     const { operation, local, remote, localIds, remoteIds, runs, offsets } = request;
-    const { listId } = this.#options;
+    const { lists } = this.#options;
     return [
       operation === "WRITE",
-      listId(local),
-      listId(remote),
+      lists.idOf(local),
+      lists.idOf(remote),
       localIds,
       remoteIds,
       runs,
@@ -136,35 +118,44 @@ export class Transfers {
       return { done: Promise.resolve(resultOf(outcome)), released: Promise.resolve() };
     keepAlive.acquire();
     const transfer = new RunningTransfer(order, () => native.abort(id));
-    if (timeoutMs !== undefined) transfer.rejectAfter(timeoutMs, clock);
+    const waitMs = timerMs(timeoutMs, "KV_TRANSFER_INVALID");
+    if (waitMs !== undefined) transfer.rejectAfter(waitMs, clock);
     if (signal !== undefined) transfer.rejectOnAbort(signal);
     this.#running.set(id, transfer);
     return { done: transfer.done, released: transfer.released };
   }
 
-  /** The native thread reports the outcome: `error`, or a `NativeOutcome` as `value`. */
   onDone(id: number, error: KvError | undefined, value: unknown): void {
     const transfer = this.#running.get(id);
     if (error !== undefined) {
       transfer?.fail(error);
       return;
     }
-    // The thread reports a success only after the release of its last NIXL request, so it is the
-    // release as well.
-    this.onReleased(id);
+    // The thread reports a success only after it has released the last NIXL request.
+    this.#release(id);
     transfer?.succeed(resultOf(value as NativeOutcome));
   }
 
-  /**
-   * Rejects every transfer that has no outcome. NIXL may still touch its memory, so `released` does
-   * not resolve.
-   */
+  /** Leaves `released` pending, since NIXL may still touch the memory. */
   rejectAll(error: KvError): void {
     for (const transfer of this.#running.values()) transfer.fail(error);
   }
 
-  /** The native thread has released a transfer: NIXL touches its memory no more. */
+  /** For an agent that has released everything. */
+  endAll(error: KvError): void {
+    this.rejectAll(error);
+    for (const id of [...this.#running.keys()]) this.onReleased(id);
+  }
+
+  /** NIXL no longer touches the transfer's memory. */
   onReleased(id: number): void {
+    const transfer = this.#running.get(id);
+    this.#release(id);
+    // Takes effect only when the thread had no memory to report the outcome.
+    transfer?.fail(new KvError("KV_TRANSFER_FAILED", "the outcome of the transfer was lost"));
+  }
+
+  #release(id: number): void {
     const transfer = this.#running.get(id);
     if (transfer === undefined) return;
     this.#running.delete(id);
@@ -173,7 +164,6 @@ export class Transfers {
   }
 }
 
-/** The promises of one transfer, and the timer and the signal that abort it. */
 class RunningTransfer {
   readonly done: Promise<NixlTransferResult>;
   readonly released: Promise<void>;
@@ -185,7 +175,7 @@ class RunningTransfer {
   #timer: Timer | undefined;
   #stopListening: (() => void) | undefined;
 
-  /** `abortNative` is false when the outcome is decided already. */
+  /** `abortNative` returns false when the outcome is decided already. */
   constructor(request: TransferOrder, abortNative: () => boolean) {
     this.#request = request;
     this.#abortNative = abortNative;
@@ -231,7 +221,7 @@ class RunningTransfer {
   }
 
   #giveUp(error: KvError): void {
-    // Too late when the outcome is already decided: its notification may be in flight.
+    // A decided outcome stands: its notification may be in flight.
     if (this.#abortNative()) this.fail(error);
   }
 
@@ -241,22 +231,27 @@ class RunningTransfer {
   }
 }
 
+const MEMBERS = [
+  ...(["operation", "local", "localIds", "remote", "remoteIds", "runs", "offsets"] as const),
+  ...(["notification", "signal", "timeoutMs"] as const),
+];
+
 /**
- * Checks what the addon does not check itself, before anything is posted: a transfer that cannot be
- * reported would never be released.
+ * Checks what the addon does not, before the post: a transfer that cannot be reported would never
+ * be released.
  */
 function requireValid(request: TransferOrder): void {
-  requireObject(request, "KV_TRANSFER_INVALID", "a transfer");
+  requireOptions<TransferRequest>(
+    request as TransferRequest,
+    "KV_TRANSFER_INVALID",
+    "a transfer",
+    MEMBERS,
+  );
   const { operation, notification, signal, timeoutMs } = request;
   if (operation !== "READ" && operation !== "WRITE") {
     throw invalid(`operation is ${formatValue(operation)}, not READ or WRITE`);
   }
-  if (
-    timeoutMs !== undefined &&
-    !(typeof timeoutMs === "number" && timeoutMs > 0 && timeoutMs < 2 ** 31)
-  ) {
-    throw invalid(`timeoutMs is ${formatValue(timeoutMs)}, not a number between 0 and 2^31`);
-  }
+  timerMs(timeoutMs, "KV_TRANSFER_INVALID");
   if (signal !== undefined && !isSignal(signal)) {
     throw invalid(`signal is ${formatValue(signal)}, not an AbortSignal`);
   }
@@ -267,10 +262,7 @@ function requireValid(request: TransferOrder): void {
 
 const invalid = (message: string): KvError => new KvError("KV_TRANSFER_INVALID", message);
 
-/**
- * Checks the members that are used: an `AbortSignal` of another realm is no instance of this
- * realm's class.
- */
+/** An `AbortSignal` of another realm is no instance of this realm's class. */
 function isSignal(value: unknown): value is AbortSignal {
   if (typeof value !== "object" || value === null) return false;
   const { aborted, addEventListener, removeEventListener } = value as Partial<AbortSignal>;
@@ -281,17 +273,16 @@ function isSignal(value: unknown): value is AbortSignal {
   );
 }
 
-function resultOf(outcome: NativeOutcome): NixlTransferResult {
-  const [
-    lengthBytes,
-    descriptorCount,
-    mergedCount,
-    prepareMs,
-    makeMs,
-    postMs,
-    transferMs,
-    ...measured
-  ] = outcome;
+function resultOf([
+  lengthBytes,
+  descriptorCount,
+  mergedCount,
+  prepareMs,
+  makeMs,
+  postMs,
+  transferMs,
+  ...measured
+]: NativeOutcome): NixlTransferResult {
   const result = {
     lengthBytes,
     descriptorCount,
@@ -307,7 +298,7 @@ function resultOf(outcome: NativeOutcome): NixlTransferResult {
   return { nixl, ...result };
 }
 
-/** Milliseconds of the clock that the addon reads. */
+/** In milliseconds of the addon's clock. */
 function now(): number {
   const [seconds, nanoseconds] = process.hrtime();
   return seconds * 1e3 + nanoseconds / 1e6;
@@ -319,10 +310,7 @@ function abortedError(operation: string, signal: AbortSignal): KvError {
   });
 }
 
-/**
- * A caller that awaits only `released` causes no unhandled rejection. Whoever awaits the promise
- * sees its error.
- */
+/** A caller that awaits only `released` must not cause an unhandled rejection. */
 function withoutUnhandledRejection<T>(promise: Promise<T>): Promise<T> {
   promise.catch(() => {});
   return promise;

@@ -6,24 +6,19 @@ import { missingParts, nameOfMissing } from "../library/missing-parts.js";
 import { backendTraits, variablesSet } from "./backend-traits.js";
 import { type FabricDevice, isEfaOnly } from "./efa.js";
 import { describePlugins, type PluginDescription, remedyFor, summaryOf } from "./plugins.js";
-import { ucxObstacles } from "./ucx-obstacles.js";
+import { networkObstacles, ucxObstacles } from "./ucx-obstacles.js";
 
-/** The agent that could not be started. */
 export interface FailedStart {
-  /** The backends it was to have. */
   readonly backends: readonly BackendSpec[];
   /** The setting that selected them, such as `NIXL_BACKEND`. */
   readonly source: string;
-  /** Path of `libnixl_capi.so`. */
   readonly libraryPath: string;
-  /** The variables that apply. */
   readonly environment: Environment;
 }
 
 /**
- * Completes a `KV_BACKEND_UNAVAILABLE` error with every plugin found, what each lacks, and the
- * remedy; and the error of a library that the loader refused with what the library lacks. Returns
- * other errors unchanged.
+ * Adds to `KV_BACKEND_UNAVAILABLE` every plugin, what each lacks and the remedy, and to
+ * `KV_LIBRARY_INCOMPATIBLE` what the library lacks. Returns other errors unchanged.
  */
 export async function explainBackendError(error: unknown, start: FailedStart): Promise<unknown> {
   if (KvError.is(error, "KV_LIBRARY_INCOMPATIBLE")) return explainRefusedLibrary(error, start);
@@ -36,7 +31,7 @@ export async function explainBackendError(error: unknown, start: FailedStart): P
   const found = `plugins of ${libraryPath}: ${plugins.map(summaryOf).join("; ")}`;
   const explained = (message: string, hint: string | undefined) =>
     new KvError("KV_BACKEND_UNAVAILABLE", `${message}; ${found}`, {
-      ...(hint === undefined ? {} : { hint }),
+      hint,
       details: { plugins, source },
       cause: error,
     });
@@ -57,9 +52,10 @@ export async function explainBackendError(error: unknown, start: FailedStart): P
       plugin.remedy,
     );
   }
-  const obstacles = backends.some(({ name }) => name === "UCX")
-    ? ucxObstacles(environment.UCX_TLS)
-    : [];
+  const obstacles = backends.flatMap(({ name }) => {
+    if (name === "UCX") return ucxObstacles(environment.UCX_TLS);
+    return name === "LIBFABRIC" ? networkObstacles() : [];
+  });
   if (obstacles.length > 0) {
     const reasons = obstacles.map(({ reason }) => reason).join("; ");
     const fixes = obstacles.map(({ fix }) => fix).join("; ");
@@ -76,7 +72,7 @@ export async function explainBackendError(error: unknown, start: FailedStart): P
   );
 }
 
-/** The loader names only the first library that is missing, and not how to get it. */
+/** The loader names only the first missing library, and not how to get it. */
 async function explainRefusedLibrary(error: KvError, start: FailedStart): Promise<KvError> {
   const { libraryPath, environment } = start;
   const missing = await missingParts(realLibrary(libraryPath), { environment });
@@ -93,19 +89,15 @@ async function explainRefusedLibrary(error: KvError, start: FailedStart): Promis
   );
 }
 
-/** The agent that could not reach a peer. */
 export interface RefusedPeer {
-  /** The agent's backends. */
   readonly backends: readonly BackendSpec[];
-  /** The variables that apply. */
   readonly environment: Environment;
-  /** The RDMA devices of this host. */
   readonly devices: readonly FabricDevice[];
 }
 
 /**
- * Completes the error of a peer whose metadata NIXL refused: UCX on a host that has EFA alone, or
- * variables that may leave no route. Returns other errors unchanged.
+ * Adds why NIXL may have refused a peer's metadata: UCX on a host with EFA alone, or variables that
+ * leave no route. Returns other errors unchanged.
  */
 export function explainRefusedPeer(
   error: unknown,

@@ -1,58 +1,41 @@
 import type { BackendSpec } from "@kv/interface";
+import type { NativeBackends } from "../addon/native.js";
 import type { Environment } from "../environment.js";
 
-/**
- * Traits of a NIXL backend. To support a new backend, add a row below; a backend without a row gets
- * the traits of `UNKNOWN`.
- */
+/** Traits of a NIXL backend. One without a row below gets the traits of `UNKNOWN`. */
 export interface BackendTraits {
-  /**
-   * Transfers fail when their peer dies, because the backend reports it or because the agent
-   * watches peers. Otherwise only deadlines detect it.
-   */
+  /** Transfers fail when their peer dies; otherwise only deadlines detect it. */
   readonly reportsPeerDeath: boolean;
   /**
-   * The agent watches peers itself: it keeps a connection to each peer's endpoint and asks it
-   * before each call that could block for ever.
+   * The agent keeps a connection to each peer's endpoint and checks it before each call that could
+   * block for ever.
    */
   readonly watchPeers: boolean;
   /**
-   * The backend reports a WRITE as done when its bytes have left. The agent reads a byte after it,
-   * over the same connection.
+   * The backend reports a WRITE when its bytes have left, so the agent reads a byte after it over
+   * the same connection.
    */
   readonly probeWrites: boolean;
-  /**
-   * It reaches other agents and carries notifications to them. Storage does not: an agent with
-   * storage alone has no metadata.
-   */
+  /** An agent whose backends carry no notifications (storage) has no metadata. */
   readonly notifies: boolean;
   /**
-   * Small calls for the memory of peers take microseconds and wait for no peer, so they are made on
-   * the JavaScript thread. Of no importance for storage.
+   * Small calls for a peer's memory take microseconds and wait for no peer, so they run on the
+   * JavaScript thread.
    */
   readonly briefCalls: boolean;
-  /** It moves bytes between memory and files. */
   readonly files: boolean;
-  /** It moves bytes between memory and objects of a store. */
   readonly objects: boolean;
-  /** It reaches device memory (`VRAM`), where there is a device and its runtime. */
+  /** `VRAM` also needs a device and its runtime. */
   readonly devices: boolean;
-  /**
-   * Variables that look relevant for it, but that it does not read. A name that ends with `*`
-   * stands for all that begin so.
-   */
+  /** Variables that look relevant but that it does not read; a final `*` stands for any rest. */
   readonly ignores: readonly string[];
   /**
-   * Variables that restrict which devices and peers it can reach. A name that ends with `*` stands
-   * for all that begin so.
+   * Variables that restrict which devices and peers it can reach; a final `*` stands for any rest.
    */
   readonly restrictedBy: readonly string[];
 }
 
-/**
- * The variables of the environment that are set and match one of the names. A name that ends with
- * `*` stands for all that begin so.
- */
+/** A final `*` in a name stands for any rest. */
 export function variablesSet(environment: Environment, names: readonly string[]): string[] {
   return Object.keys(environment)
     .filter((variable) => (environment[variable] ?? "").trim() !== "")
@@ -64,7 +47,6 @@ export function variablesSet(environment: Environment, names: readonly string[])
     .sort();
 }
 
-/** Storage has no peer that could die, be watched or be notified. */
 const STORAGE: BackendTraits = {
   reportsPeerDeath: true,
   watchPeers: false,
@@ -78,7 +60,7 @@ const STORAGE: BackendTraits = {
   restrictedBy: [],
 };
 
-/** Cautious traits: it may not report that a peer died, and its calls may wait for a peer. */
+/** Cautious: it may not report that a peer died, and its calls may wait for a peer. */
 const UNKNOWN: BackendTraits = {
   ...STORAGE,
   reportsPeerDeath: false,
@@ -96,8 +78,7 @@ const BACKENDS: Readonly<Record<string, BackendTraits>> = {
     restrictedBy: ["UCX_TLS", "UCX_NET_DEVICES", "UCX_MEMTYPE_*"],
   },
   // Measured with NIXL 1.5.0, libfabric 2.4 and its tcp provider: a post or a notification to a
-  // peer that was killed does not return, and a WRITE is done before its last bytes are in the
-  // peer's memory.
+  // killed peer does not return, and a WRITE is done before its last bytes arrive.
   LIBFABRIC: {
     ...UNKNOWN,
     reportsPeerDeath: true,
@@ -116,19 +97,34 @@ const BACKENDS: Readonly<Record<string, BackendTraits>> = {
   INFINIA: STORAGE,
 };
 
-/** The backend that is used when no setting names one. */
 export const DEFAULT_BACKEND = "UCX";
 
-/** The traits of a backend, by NIXL's name for it. Names that are not known get cautious traits. */
 export function backendTraits(name: string): BackendTraits {
   return Object.hasOwn(BACKENDS, name) ? (BACKENDS[name] ?? UNKNOWN) : UNKNOWN;
 }
 
-/** Whether every one of the backends reports that a peer died. */
 export function reportsPeerDeath(backends: readonly BackendSpec[]): boolean {
   return backends.every((spec) => backendTraits(spec.name).reportsPeerDeath);
 }
 
-/** Whether one of the backends carries notifications. */
 export const notifies = (backends: readonly BackendSpec[]): boolean =>
   backends.some((spec) => backendTraits(spec.name).notifies);
+
+/** `preload`: paths of libraries that the loader does not find. */
+export function nativeBackendsOf(
+  backends: readonly BackendSpec[],
+  preload: readonly string[],
+): NativeBackends {
+  const traits = backends.map((spec) => backendTraits(spec.name));
+  return {
+    backends: backends.map(({ name, parameters = {} }) => ({
+      name,
+      parameters: Object.entries(parameters),
+    })),
+    preload,
+    watchPeers: traits.some(({ watchPeers }) => watchPeers),
+    probeWrites: traits.some(({ probeWrites }) => probeWrites),
+    notifies: notifies(backends),
+    briefCalls: traits.every((backend) => backend.briefCalls),
+  };
+}

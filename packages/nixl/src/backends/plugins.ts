@@ -5,15 +5,13 @@ import { cacheFolder, realLibrary } from "../library/cache-folder.js";
 import { libraryPackage, reinstallHint } from "../library/library-package.js";
 import { type MissingPart, missingParts, nameOfMissing } from "../library/missing-parts.js";
 
-/** A plugin of NIXL, as the loader sees it. None of its code has run. */
+/** A plugin of NIXL as the loader sees it. None of its code has run. */
 export interface PluginDescription {
   /** NIXL's name for the backend, such as "UCX". */
   readonly name: string;
-  /** Path of the plugin. */
   readonly file: string;
-  /** Whether all it needs is there. */
   readonly loads: boolean;
-  /** What it needs and the loader does not find; empty when it loads. */
+  /** What the loader does not find; empty when it loads. */
   readonly missing: readonly MissingPart[];
   /** File names of the libraries that only `kv-nixl install --with` supplies. */
   readonly supplied: readonly string[];
@@ -23,7 +21,7 @@ export interface PluginDescription {
 
 /** Which plugins to describe. */
 export interface DescribePluginsOptions {
-  /** Path of `libnixl_capi.so`. Its plugins lie beside it, or in `NIXL_PLUGIN_DIR`. */
+  /** Path of `libnixl_capi.so`. Plugins lie beside it, or in `NIXL_PLUGIN_DIR`. */
   readonly libraryPath: string;
   /** The variables to read. @default process.env */
   readonly environment?: Environment | undefined;
@@ -31,18 +29,12 @@ export interface DescribePluginsOptions {
   readonly names?: readonly string[] | undefined;
 }
 
-/**
- * The folder in which NIXL looks for plugins: `NIXL_PLUGIN_DIR`, else `plugins` beside the real
- * file of the library.
- */
+/** NIXL looks in `NIXL_PLUGIN_DIR`, else in `plugins` beside the real file of the library. */
 export function pluginFolder(libraryPath: string, environment: Environment = process.env): string {
   return environment.NIXL_PLUGIN_DIR || join(dirname(realLibrary(libraryPath)), "plugins");
 }
 
-/**
- * Describes every plugin in NIXL's folder, in order of name: whether it loads, and what it lacks.
- * Takes about 30 ms for each.
- */
+/** Describes every plugin in NIXL's folder, by name. Each takes about 30 ms. */
 export async function describePlugins(
   options: DescribePluginsOptions,
 ): Promise<PluginDescription[]> {
@@ -70,9 +62,8 @@ async function describe(
   reinstall: string,
 ): Promise<PluginDescription> {
   const missingFromSystem = await missingParts(file, { environment });
-  if (missingFromSystem.length === 0) {
-    return { name, file, loads: true, missing: [], supplied: [], remedy: undefined };
-  }
+  const whole = { name, file, loads: true, missing: [], supplied: [], remedy: undefined };
+  if (missingFromSystem.length === 0) return whole;
   const folder = await dependencyFolder(name, environment);
   const missing =
     folder === undefined
@@ -80,13 +71,11 @@ async function describe(
       : await missingParts(file, { environment, folders: [folder] });
   if (missing.length > 0) {
     const remedy = remedyFor(name, missing, { hasDependencies: folder !== undefined, reinstall });
-    return { name, file, loads: false, missing, supplied: [], remedy };
+    return { ...whole, loads: false, missing, remedy };
   }
-  const supplied = librariesOf(missingFromSystem).sort();
-  return { name, file, loads: true, missing, supplied, remedy: undefined };
+  return { ...whole, supplied: librariesOf(missingFromSystem).sort() };
 }
 
-/** The file names of the libraries that are missing, or of which a newer version is needed. */
 export function librariesOf(missing: readonly MissingPart[]): string[] {
   const names = missing.flatMap((part) => {
     if (part.kind === "library") return [part.name];
@@ -95,20 +84,17 @@ export function librariesOf(missing: readonly MissingPart[]): string[] {
   return [...new Set(names)];
 }
 
-/**
- * Names of libraries that come with the wheel: its build tool puts a digest into those that it
- * bundles.
- */
+/** The wheel's build tool puts a digest into the names of the libraries that it bundles. */
 const OF_THE_WHEEL = /-[0-9a-f]{8}\.so|^libnixl/;
 
-/** NIXL's core is linked to OpenSSL 3 (through gRPC). */
+/** NIXL's core is linked to OpenSSL 3 through gRPC. */
 const OPENSSL = /^lib(ssl|crypto)\.so\./;
 const OPENSSL_REMEDY =
   "install OpenSSL 3: apt-get install libssl3 (Debian 12, Ubuntu 22.04, or later), dnf install openssl-libs (RHEL 9, Fedora, Amazon Linux 2023), dnf install openssl3-libs (RHEL 8 with EPEL); Debian 11 has none: use a newer image, such as node:22-bookworm";
 
 /**
- * What helps when a plugin, or NIXL's library, lacks these parts. `reinstall` says how to install
- * NIXL again; `hasDependencies` says that `kv-nixl install --with` has been run for it.
+ * What to do when a plugin or NIXL's library lacks these parts. `reinstall` tells how to install
+ * NIXL again; `hasDependencies` means that `kv-nixl install --with` has run.
  */
 export function remedyFor(
   name: string,
@@ -142,15 +128,13 @@ export function summaryOf(plugin: PluginDescription): string {
 }
 
 /**
- * For each backend whose plugin needs libraries from outside the wheel: how their folder's name
- * begins, in the cache and in the package.
+ * How the folder names of libraries from outside the wheel begin, in the cache and in the package.
  */
 const FOLDER_PREFIXES: Readonly<Record<string, string>> = { LIBFABRIC: "libfabric" };
 
 /**
- * The folder of the libraries from outside the wheel that a backend's plugin needs: what
- * `kv-nixl install --with` installed, else that of the optional package `@kv/nixl-libs-…`;
- * undefined when there is none. The newest version wins.
+ * The newest folder of libraries from outside the wheel that a plugin needs. What
+ * `kv-nixl install --with` installed comes before the optional package `@kv/nixl-libs-…`.
  */
 export async function dependencyFolder(
   backend: string,
@@ -168,14 +152,11 @@ export async function dependencyFolder(
   return undefined;
 }
 
-/**
- * Variables that libraries of a dependency folder need. They are set where the user has not set
- * them.
- */
+/** Values that the user has set come first. */
 export function variablesFor(
   folder: string,
   supplied: readonly string[],
 ): readonly (readonly [name: string, value: string])[] {
-  // Providers of another libfabric, in a folder of the system, must not be loaded.
+  // Providers of the system's libfabric must not be loaded.
   return supplied.includes("libfabric.so.1") ? [["FI_PROVIDER_PATH", folder]] : [];
 }

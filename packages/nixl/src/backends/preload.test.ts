@@ -1,9 +1,8 @@
-import { execFile } from "node:child_process";
-import { copyFile, mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
+import { copyFile, mkdir, mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { promisify } from "node:util";
 import { afterAll, beforeAll, beforeEach, describe, expect, test, vi } from "vitest";
+import { compile } from "../../test/support/compile.js";
 import { libraryPackage } from "../library/library-package.js";
 import { PreloadFinder } from "./preload.js";
 
@@ -11,22 +10,14 @@ vi.mock("../library/library-package.js");
 const LIBRARY = "libkv_dependency.so.1";
 const works = process.platform === "linux";
 const nothing = { libraries: [], variables: [] };
-const run = promisify(execFile);
 let folder = "";
 let cases = 0;
 
 beforeAll(async () => {
   folder = await mkdtemp(join(tmpdir(), "kv-nixl-preload-"));
   if (!works) return;
-  await writeFile(join(folder, "dependency.c"), "int kv_dependency(void) { return 0; }\n");
-  await writeFile(
-    join(folder, "plugin.c"),
-    "int kv_dependency(void); int kv_plugin(void) { return kv_dependency(); }\n",
-  );
-  const shared = ["-shared", "-fPIC", "-o"];
-  const dependency = join(folder, LIBRARY);
-  await run("cc", [...shared, dependency, `-Wl,-soname,${LIBRARY}`, join(folder, "dependency.c")]);
-  await run("cc", [...shared, join(folder, "plugin.so"), join(folder, "plugin.c"), dependency]);
+  await compile(folder, LIBRARY, { has: ["kv_dependency"] });
+  await compile(folder, "plugin.so", { calls: ["kv_dependency"], needs: [LIBRARY] });
 });
 afterAll(() => rm(folder, { recursive: true, force: true }));
 
@@ -69,13 +60,7 @@ describe.runIf(works)("the libraries that a plugin needs before NIXL loads it", 
     expect(await find()).toEqual(installed);
   });
 
-  test("are found once they are installed, although they were not there before", async () => {
-    expect(await find()).toEqual(nothing);
-    const installed = await install("libfabric-2.5-x86_64");
-    expect(await find()).toEqual(installed);
-  });
-
-  test("are those of the newest installation, also when it replaced an older one meanwhile", async () => {
+  test("are found once they are installed, and are those of the newest installation, also when it replaced an older one meanwhile", async () => {
     expect(await find()).toEqual(nothing);
     const old = await install("libfabric-2.5-x86_64");
     expect(await find()).toEqual(old);

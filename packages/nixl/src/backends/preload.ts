@@ -2,29 +2,24 @@ import { join } from "node:path";
 import type { Environment } from "../environment.js";
 import { dependencyFolder, describePlugins, pluginFolder, variablesFor } from "./plugins.js";
 
-/** The libraries and variables that a backend's plugin needs before NIXL loads it. */
 export interface Preload {
-  /** Paths of libraries, in the order in which they must be loaded. */
+  /** Paths in loading order. */
   readonly libraries: readonly string[];
-  /** Variables to set, where they are not set. */
+  /** Variables to set where they are unset. */
   readonly variables: readonly (readonly [name: string, value: string])[];
 }
 
 const NOTHING: Preload = { libraries: [], variables: [] };
 
 /**
- * Finds the libraries that `kv-nixl install --with` installed and that a backend's plugin does not
- * find by itself. A library of the system is never replaced, unless the plugin needs a newer
- * version of it. To ask the loader takes about 60 ms, so results are remembered, for as long as the
- * plugin's folder and the folder of the libraries stay the same, and until `forget`.
+ * Finds the libraries of `kv-nixl install --with` that a plugin does not find by itself. A library
+ * of the system stays unless the plugin needs a newer one. Asking the loader takes about 60 ms, so
+ * results are kept until `forget`.
  */
 export class PreloadFinder {
   readonly #found = new Map<string, Promise<Preload>>();
 
-  /**
-   * The preload of a backend. Empty when nothing is installed for it, when its plugin loads without
-   * it, or when the plugin does not load even with it.
-   */
+  /** Empty unless the plugin loads only with what is installed for it. */
   async find(backend: string, libraryPath: string, environment: Environment): Promise<Preload> {
     const folder = await dependencyFolder(backend, environment);
     if (folder === undefined) return NOTHING;
@@ -39,10 +34,7 @@ export class PreloadFinder {
     }
   }
 
-  /**
-   * Asks the loader again next time. Call it when an agent did not start with the libraries that
-   * were found.
-   */
+  /** Call it when an agent did not start with these libraries. */
   forget(): void {
     this.#found.clear();
   }

@@ -1,39 +1,29 @@
 import { type BackendSpec, KvError, type Log, silentLog } from "@kv/interface";
 import type { Environment } from "../environment.js";
-import { formatValue, requireObject } from "../validate.js";
+import { formatValue, requireOptions } from "../validate.js";
 import { backendTraits, DEFAULT_BACKEND, variablesSet } from "./backend-traits.js";
 
-/** Variables that select backends, in order of precedence. */
+/** In order of precedence. */
 const SELECTING = ["NIXL_BACKEND", "VLLM_NIXL_BACKEND"] as const;
-/** Variables of other systems that look as if they selected something, and why they do not. */
+/** Variables that seem to select something, and why they do not. */
 const WITHOUT_EFFECT: Readonly<Record<string, string>> = {
   VLLM_NIXL_KVCACHE_BACKEND: "nothing reads it; NIXL_BACKEND selects the backend",
   NCCL_IB_HCA: "it is for NCCL, which moves no KV here; for UCX see UCX_NET_DEVICES",
   NCCL_SOCKET_IFNAME: "it is for NCCL, which moves no KV here; for UCX see UCX_NET_DEVICES",
 };
 
-/** The source of a selection that no setting made. */
 export const DEFAULT_SOURCE = "the default";
 
-/** The settings that select backends. */
 export interface BackendSettings {
-  /**
-   * Backends that an option names, in order of preference; undefined or empty to leave it to the
-   * variables.
-   */
+  /** In order of preference; without any, the variables decide. */
   readonly explicit: readonly (BackendSpec | string)[] | undefined;
-  /** The name of that option for messages; "the option backends" by default. */
+  /** The option's name for messages; "the option backends" by default. */
   readonly option?: string | undefined;
-  /** Where `NIXL_BACKEND` and `VLLM_NIXL_BACKEND` are read. */
   readonly environment: Environment;
-  /**
-   * Gets `nixl-variable-unused` for each variable that is set and has no effect, with its value and
-   * the setting that is used.
-   */
+  /** Gets `nixl-variable-unused` for each variable without effect. */
   readonly log?: Log | undefined;
 }
 
-/** Backends and the setting that selected them. */
 export interface SelectedBackends {
   /** In order of preference; never empty. */
   readonly backends: BackendSpec[];
@@ -42,9 +32,9 @@ export interface SelectedBackends {
 }
 
 /**
- * Selects the backends of an agent: those of the option, else those of `NIXL_BACKEND` or
- * `VLLM_NIXL_BACKEND` (names separated by commas), else UCX. Throws `KV_BACKEND_UNAVAILABLE` for
- * names that cannot be a backend's, `KV_AGENT_INVALID` for parameters that are not strings.
+ * Selects the backends of the option, else of `NIXL_BACKEND` or `VLLM_NIXL_BACKEND` (separated by
+ * commas), else UCX. Throws `KV_BACKEND_UNAVAILABLE` for impossible names, `KV_AGENT_INVALID` for
+ * parameters that are not strings.
  */
 export function selectBackends(settings: BackendSettings): SelectedBackends {
   const { explicit, option = "the option backends", environment, log = silentLog } = settings;
@@ -91,9 +81,8 @@ function select(
 }
 
 /**
- * Validates the backends of an agent's own options. Throws `KV_BACKEND_UNAVAILABLE` for an empty
- * list and for names that cannot be a backend's, `KV_AGENT_INVALID` for parameters that are not
- * strings.
+ * Throws `KV_BACKEND_UNAVAILABLE` for an empty list or impossible names, `KV_AGENT_INVALID` for
+ * parameters that are not strings.
  */
 export function validateAgentBackends(backends: readonly (BackendSpec | string)[]): BackendSpec[] {
   const specs = specsOf(backends, "the agent's backends");
@@ -103,7 +92,7 @@ export function validateAgentBackends(backends: readonly (BackendSpec | string)[
   });
 }
 
-/** The value of a variable; undefined when it is not set or blank. */
+/** A blank variable counts as unset. */
 const valueIn = (environment: Environment, name: string): string | undefined =>
   environment[name]?.trim() || undefined;
 
@@ -118,7 +107,7 @@ function specsOf(entries: readonly (BackendSpec | string)[], option: string): Ba
 
 function specOf(entry: BackendSpec | string): BackendSpec {
   const spec = typeof entry === "string" ? { name: entry } : entry;
-  requireObject(spec, "KV_BACKEND_UNAVAILABLE", "a backend");
+  requireOptions(spec, "KV_BACKEND_UNAVAILABLE", "a backend", ["name", "parameters"]);
   if (typeof spec.name !== "string" || !/^[A-Za-z0-9_]{1,64}$/.test(spec.name)) {
     throw new KvError(
       "KV_BACKEND_UNAVAILABLE",
@@ -130,10 +119,7 @@ function specOf(entry: BackendSpec | string): BackendSpec {
   return spec;
 }
 
-/**
- * Parameters of UCX that are counts. NIXL 0.10.1 and 1.0.1 silently use their default when such a
- * value is not a number.
- */
+/** NIXL 0.10.1 and 1.0.1 silently use their default when such a UCX parameter is no number. */
 const UCX_COUNTS: ReadonlySet<string> = new Set(["num_workers", "num_threads"]);
 
 /** A value may be a secret, so messages state its type only. */

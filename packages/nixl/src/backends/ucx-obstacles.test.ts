@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { ucxObstacles } from "./ucx-obstacles.js";
+import { networkObstacles, ucxObstacles } from "./ucx-obstacles.js";
 
 const host = (
   missing: string,
@@ -53,6 +53,14 @@ test("N10: limits of System V shared memory, and segments that others hold", () 
     expect.stringContaining("1058 pages are in use"),
   ]);
   expect(sysv({ ...usual, shmmni: "0" }, "^sysv")).toEqual([]);
+});
+
+test("F6: without /proc UCX does not start, and without a network LIBFABRIC does not: both are named", () => {
+  expect(reasons(host("/proc/self"))).toEqual([expect.stringContaining("mount -t proc")]);
+  expect(networkObstacles(host("nothing", { interfaces: [] }))).toEqual([
+    expect.objectContaining({ fix: expect.stringContaining("start the container with a network") }),
+  ]);
+  expect(networkObstacles(host("nothing"))).toEqual([]);
 });
 
 test("N10: this machine has none of them", () => {

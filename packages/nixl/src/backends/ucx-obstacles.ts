@@ -1,45 +1,41 @@
 import { accessSync, constants, existsSync, readFileSync } from "node:fs";
 import { networkInterfaces } from "node:os";
 
-/** What keeps UCX from starting on this machine, and what to do. */
 export interface Obstacle {
-  /** What is found. */
   readonly reason: string;
-  /** What to change. */
   readonly fix: string;
 }
 
-/** What `ucxObstacles` looks at. */
 interface Host {
-  /** Whether there is a folder. */
   exists(path: string): boolean;
-  /** Whether it can be written. */
   writable(path: string): boolean;
   /** The interfaces that are up. */
   interfaces(): readonly string[];
-  /** The text of a file of `/proc`; empty when there is none. */
   read(path: string): string;
 }
 
-/** The smallest segment that each UCX worker takes. */
+const REAL: Host = {
+  exists: existsSync,
+  writable,
+  interfaces: () => Object.keys(networkInterfaces()),
+  read,
+};
+
+/** Each UCX worker takes a segment of at least this size. */
 const SEGMENT_BYTES = 36_864;
 const PAGE_BYTES = 4096;
 
 /**
- * Looks for what UCX needs and cannot do without: it logs the reason to stderr alone, and NIXL
- * drops it. `transports` is `UCX_TLS`: what it leaves out is no obstacle. Tried with UCX 1.20: a
- * `/dev/shm` that is missing, or small, is no obstacle, and one that is read-only is.
+ * Finds what keeps UCX from starting, because UCX logs it only to stderr and NIXL drops it. What
+ * `UCX_TLS` leaves out is no obstacle. With UCX 1.20 a read-only `/dev/shm` is one; a missing or
+ * small `/dev/shm` is not.
  */
-export function ucxObstacles(
-  transports: string | undefined,
-  host: Host = {
-    exists: existsSync,
-    writable,
-    interfaces: () => Object.keys(networkInterfaces()),
-    read,
-  },
-): Obstacle[] {
-  const obstacles: Obstacle[] = [];
+export function ucxObstacles(transports: string | undefined, host: Host = REAL): Obstacle[] {
+  const obstacles = networkObstacles(host);
+  if (!host.exists("/proc/self")) {
+    const reason = "there is no /proc, in which UCX reads the host's memory and processors";
+    obstacles.push({ reason, fix: "mount -t proc proc /proc" });
+  }
   const leftOut = transports?.startsWith("^") ? transports.slice(1).split(",") : [];
   const without = (transport: string) => `set UCX_TLS=^${transport} on both sides`;
   if (!leftOut.includes("posix") && host.exists("/dev/shm") && !host.writable("/dev/shm")) {
@@ -51,26 +47,27 @@ export function ucxObstacles(
     const fix = `raise ${segments.setting} (sysctl), end what holds segments (ipcs -m, ipcrm), or ${without("sysv")}`;
     obstacles.push({ reason: `no System V shared memory is left: ${segments.why}`, fix });
   }
-  if (!host.exists("/sys/class/net")) {
-    const reason = "/sys/class/net is not there, so UCX finds no network interface";
-    obstacles.push({ reason, fix: "mount /sys in the container" });
-  } else if (host.interfaces().length === 0) {
-    const fix = "ip link set lo up, or start the container with a network";
-    obstacles.push({ reason: "no network interface is up, not even lo", fix });
-  }
   return obstacles;
 }
 
-/**
- * The limit of System V shared memory by which the kernel refuses UCX's next segment; undefined
- * when there is none.
- */
+/** Holds also for libfabric's tcp provider. */
+export function networkObstacles(host: Pick<Host, "exists" | "interfaces"> = REAL): Obstacle[] {
+  if (!host.exists("/sys/class/net")) {
+    const reason = "/sys/class/net is not there, so no network interface is found";
+    return [{ reason, fix: "mount /sys in the container" }];
+  }
+  if (host.interfaces().length > 0) return [];
+  const fix = "ip link set lo up, or start the container with a network";
+  return [{ reason: "no network interface is up, not even lo", fix }];
+}
+
+/** The limit by which the kernel refuses UCX's next segment of System V shared memory. */
 function refusedSegments(host: Host): { setting: string; why: string } | undefined {
   const limit = (name: string) => {
     const text = host.read(`/proc/sys/kernel/${name}`).trim();
     return text === "" ? Number.POSITIVE_INFINITY : Number(text);
   };
-  // A line of column names, and one for each segment: key, id, permissions, size.
+  // A line of column names, then one per segment: key, id, permissions, size.
   const lines = host.read("/proc/sysvipc/shm").trim().split("\n").slice(1);
   const pages = lines.reduce(
     (sum, line) => sum + Math.ceil(Number(line.trim().split(/\s+/)[3]) / PAGE_BYTES),

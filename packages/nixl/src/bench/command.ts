@@ -34,7 +34,6 @@ interface Options {
   json?: true | undefined;
 }
 
-/** Adds the command `bench`. */
 export function addBench(program: Command): void {
   program
     .command("bench")
@@ -59,7 +58,7 @@ export function addBench(program: Command): void {
     .option("--timeout <ms>", "the longest that one transfer may take", count, 60_000)
     .option(
       "--max-bytes <size>",
-      "with --listen: the most memory that all clients may allocate",
+      "with --listen: the most memory that a client may allocate",
       words,
       8 * 2 ** 30,
     )
@@ -115,7 +114,7 @@ async function serve({ host, port }: HostAndPort, maxBytes: number): Promise<voi
   await target.close();
 }
 
-/** Bytes that a benchmark can move: it fills memory by words. */
+/** A benchmark fills memory by words. */
 function words(text: string): number {
   const bytes = size(text);
   if (bytes >= 4 && bytes % 4 === 0) return bytes;

@@ -8,20 +8,18 @@ import { type BenchRequest, channelOf, INITIATOR_LIMITS, replySchema } from "./p
 
 /** The other side of a benchmark. It takes one request at a time. */
 export interface RemoteTarget {
-  /** Where it is, for reports. */
   readonly where: string;
   /**
-   * Sends a request. Rejects with the target's error, `KV_SIDE_CHANNEL_CLOSED` when it has gone, or
+   * Rejects with the target's error, `KV_SIDE_CHANNEL_CLOSED` when it has gone, or
    * `KV_WIRE_MALFORMED`.
    */
   ask<T>(request: BenchRequest, answer: z.ZodType<T>): Promise<T>;
-  /** Disconnects. */
   close(): Promise<void>;
 }
 
 const CONNECT_TIMEOUT_MS = 10_000;
 
-/** Connects to a target on another host. Rejects with `KV_SIDE_CHANNEL_UNREACHABLE`. */
+/** Rejects with `KV_SIDE_CHANNEL_UNREACHABLE`. */
 export async function connectTarget(host: string, port: number): Promise<RemoteTarget> {
   const where = `${host}:${port}`;
   const socket = connect({ host, port });
@@ -51,11 +49,7 @@ export async function connectTarget(host: string, port: number): Promise<RemoteT
       if (!reply.success) throw malformed(where, reply.error);
       if ("error" in reply.data) {
         const { code, message: text, hint } = reply.data.error;
-        throw new KvError(
-          code as KvErrorCode,
-          `the target at ${where}: ${text}`,
-          hint === undefined ? {} : { hint },
-        );
+        throw new KvError(code as KvErrorCode, `the target at ${where}: ${text}`, { hint });
       }
       const value = answer.safeParse(reply.data.ok);
       if (!value.success) throw malformed(where, value.error);
@@ -68,8 +62,8 @@ export async function connectTarget(host: string, port: number): Promise<RemoteT
 }
 
 /**
- * Starts a target in a second process of this host, which ends with `close` or with this process.
- * Rejects with `KV_TRANSPORT_UNAVAILABLE`.
+ * Starts a target in a second process, which ends with `close` or with this process. Rejects with
+ * `KV_TRANSPORT_UNAVAILABLE`.
  */
 export async function startTarget(
   maxBytes: number,

@@ -1,36 +1,33 @@
 import { performance } from "node:perf_hooks";
-import { type Agent, KvError, type Memory } from "@kv/interface";
+import { type Agent, KvError, type Memory, type PreparedList } from "@kv/interface";
+import type { BenchReport, BenchRow } from "../reports.js";
 import { nixlTransport } from "../transport.js";
 import type { RemoteTarget } from "./initiator.js";
 import { digest, fill, idsOf } from "./pattern.js";
 import { digestSchema, doneSchema, openedSchema } from "./protocol.js";
-import { type BenchReport, type BenchRow, spreadOf } from "./report.js";
+import { spreadOf } from "./report.js";
 
-/** What a benchmark measures: every combination of operations, sizes, block sizes and orders. */
+/** A benchmark measures every combination of operations, sizes, block sizes and orders. */
 export interface BenchPlan {
-  /** The operations. */
   readonly operations: readonly ("READ" | "WRITE")[];
   /** Bytes per transfer. */
   readonly sizesBytes: readonly number[];
   /** Bytes per descriptor. */
   readonly blocksBytes: readonly number[];
-  /** Orders of the blocks. */
   readonly orders: readonly ("contiguous" | "scattered")[];
   /** Measured transfers per combination. */
   readonly rounds: number;
-  /** Compare the bytes of both sides. */
   readonly check: boolean;
   /** The longest that one transfer may take. */
   readonly timeoutMs: number;
-  /** A backend of NIXL; the transport's default when absent. */
+  /** The transport's default when absent. */
   readonly backend?: string | undefined;
-  /** Called after each combination. */
   readonly onRow?: ((row: BenchRow) => void) | undefined;
 }
 
 /**
- * Measures every combination of the plan whose size is a multiple of the block size. Rejects with
- * `KV_REQUEST_INVALID` when there is none, and with errors of the transport and the target.
+ * Skips combinations whose size is no multiple of the block size. Rejects with `KV_REQUEST_INVALID`
+ * when none is left, and with errors of the transport and the target.
  */
 export async function measure(target: RemoteTarget, plan: BenchPlan): Promise<BenchReport> {
   const cells = plan.sizesBytes.flatMap((sizeBytes) =>
@@ -48,39 +45,31 @@ export async function measure(target: RemoteTarget, plan: BenchPlan): Promise<Be
   const transport = nixlTransport();
   let memory: Memory | undefined;
   try {
-    const agent = await transport.createAgent(
-      backend === undefined ? {} : { backends: [{ name: backend }] },
-    );
+    const backends = backend === undefined ? undefined : [{ name: backend }];
+    const agent = await transport.createAgent({ backends });
     memory = transport.allocate(lengthBytes);
     await agent.register(memory);
-    const request = {
-      do: "open",
-      lengthBytes,
-      ...(backend === undefined ? {} : { backend }),
-    } as const;
-    const opened = await target.ask(request, openedSchema);
+    const opened = await target.ask({ do: "open", lengthBytes, backend }, openedSchema);
     const remoteName = await agent.addRemote(Buffer.from(opened.metadata, "base64"));
     const rows: BenchRow[] = [];
     for (const cell of cells) {
-      const lists = await prepareLists(agent, remoteName, memory.address, opened.address, cell);
+      const { sizeBytes, blockBytes } = cell;
+      const table = ({ address }: { address: number }) => ({
+        memoryType: "DRAM" as const,
+        rows: Float64Array.of(address, blockBytes, 0, blockBytes, sizeBytes / blockBytes),
+      });
+      const local = await agent.prepareLocal(table(memory));
+      const remote = await agent.prepareRemote(remoteName, table(opened));
+      const parts = { agent, memory, target, plan, local, remote, ...cell };
       for (const operation of plan.operations) {
         for (const order of plan.orders) {
-          const row = await measureRow({
-            agent,
-            memory,
-            target,
-            plan,
-            ...cell,
-            ...lists,
-            operation,
-            order,
-          });
+          const row = await measureRow({ ...parts, operation, order });
           rows.push(row);
           plan.onRow?.(row);
         }
       }
-      await lists.local.close();
-      await lists.remote.close();
+      await local.close();
+      await remote.close();
     }
     return { version: 1, target: target.where, backends: [...agent.backends], rows };
   } finally {
@@ -89,30 +78,15 @@ export async function measure(target: RemoteTarget, plan: BenchPlan): Promise<Be
   }
 }
 
-async function prepareLists(
-  agent: Agent,
-  remoteName: string,
-  localAddress: number,
-  remoteAddress: number,
-  { sizeBytes, blockBytes }: { sizeBytes: number; blockBytes: number },
-) {
-  const table = (address: number) => ({
-    memoryType: "DRAM" as const,
-    rows: Float64Array.of(address, blockBytes, 0, blockBytes, sizeBytes / blockBytes),
-  });
-  return {
-    local: await agent.prepareLocal(table(localAddress)),
-    remote: await agent.prepareRemote(remoteName, table(remoteAddress)),
-  };
+/** One combination, with what measures it. */
+interface Row extends Pick<BenchRow, "operation" | "order" | "sizeBytes" | "blockBytes"> {
+  readonly agent: Agent;
+  readonly memory: Memory;
+  readonly target: RemoteTarget;
+  readonly plan: BenchPlan;
+  readonly local: PreparedList;
+  readonly remote: PreparedList;
 }
-
-type Row = Awaited<ReturnType<typeof prepareLists>> &
-  Pick<BenchRow, "operation" | "order" | "sizeBytes" | "blockBytes"> & {
-    agent: Agent;
-    memory: Memory;
-    target: RemoteTarget;
-    plan: BenchPlan;
-  };
 
 async function measureRow(row: Row): Promise<BenchRow> {
   const { agent, local, remote, operation, order, sizeBytes, blockBytes, plan } = row;
@@ -130,7 +104,7 @@ async function measureRow(row: Row): Promise<BenchRow> {
     const result = await done;
     return { ...result, totalMs: performance.now() - begun };
   };
-  // The first transfer connects, and touches memory for the first time: it is not measured.
+  // Not measured: the first transfer connects and touches the memory.
   const consistent = plan.check ? await movesCorrectly(row, once) : null;
   if (!plan.check) await once();
   const results: Awaited<ReturnType<typeof once>>[] = [];
@@ -152,7 +126,7 @@ async function measureRow(row: Row): Promise<BenchRow> {
 
 let seed = 0;
 
-/** Fills both sides differently, moves, and compares: both must hold what the source held. */
+/** Both sides begin with different bytes, and must end with the source's. */
 async function movesCorrectly(
   { operation, memory, target, sizeBytes }: Row,
   move: () => Promise<unknown>,

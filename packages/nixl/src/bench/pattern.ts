@@ -1,6 +1,5 @@
 import { createHash } from "node:crypto";
 
-/** Fills memory with 32-bit words that depend on their position and the seed. */
 export function fill(bytes: Uint8Array, seed: number): void {
   const words = new Uint32Array(bytes.buffer, bytes.byteOffset, bytes.length >> 2);
   let word = Math.imul(seed + 1, 0x9e3779b1);
@@ -15,7 +14,7 @@ export function digest(bytes: Uint8Array): string {
   return createHash("sha256").update(bytes).digest("hex");
 }
 
-/** The ids 0 to count - 1, in order or shuffled, always in the same way. */
+/** Shuffled ids are the same each time. */
 export function idsOf(count: number, order: "contiguous" | "scattered"): Int32Array {
   const ids = Int32Array.from({ length: count }, (_, index) => index);
   if (order === "contiguous") return ids;

@@ -2,7 +2,7 @@ import type { Socket } from "node:net";
 import { KvError } from "@kv/interface";
 import { z } from "zod";
 
-/** A request of the initiator: allocate memory, fill it with a pattern, or hash its beginning. */
+/** A request allocates memory, fills it, or hashes its beginning. */
 export const requestSchema = z.discriminatedUnion("do", [
   z.strictObject({
     do: z.literal("open"),
@@ -24,7 +24,6 @@ export const requestSchema = z.discriminatedUnion("do", [
   }),
   z.strictObject({ do: z.literal("digest"), lengthBytes: z.int().min(1) }),
 ]);
-/** A request of the initiator. */
 export type BenchRequest = z.infer<typeof requestSchema>;
 
 const errorSchema = z.object({
@@ -33,18 +32,16 @@ const errorSchema = z.object({
   hint: z.string().optional(),
 });
 
-/** The answer to `open`. */
+/** Answers `open`. */
 export const openedSchema = z.object({
   /** The agent's metadata, in base64. */
   metadata: z.base64(),
-  /** Where the target's memory begins. */
   address: z.number().int().positive(),
 });
-/** The answer to `digest`: SHA-256 in hex. */
+/** Answers `digest`: SHA-256 in hex. */
 export const digestSchema = z.object({ sha256: z.string() });
-/** The answer to `fill`. */
+/** Answers `fill`. */
 export const doneSchema = z.object({ done: z.literal(true) });
-/** Every answer: the value of the request, or an error. */
 export const replySchema = z.union([
   z.strictObject({ ok: z.unknown() }),
   z.strictObject({ error: errorSchema }),
@@ -52,20 +49,17 @@ export const replySchema = z.union([
 
 /** JSON messages over a socket, one per line. Each request gets one answer. */
 export interface Channel {
-  /** Sends a message. */
   send(message: object): void;
   /**
-   * The next message; undefined when the connection has ended. Rejects with `KV_WIRE_MALFORMED` or
+   * Undefined when the connection has ended. Rejects with `KV_WIRE_MALFORMED` or
    * `KV_WIRE_LIMIT_EXCEEDED`.
    */
   next(): Promise<unknown>;
-  /** Closes the connection. */
   close(): void;
 }
 
-/** Bounds of a channel. */
 export interface ChannelLimits {
-  /** The longest message that is received. */
+  /** The longest message from the peer. */
   readonly maxLineBytes: number;
   /** The most that waits for a receiver that does not read. */
   readonly maxUnreadBytes: number;
@@ -74,7 +68,7 @@ export interface ChannelLimits {
 /** Metadata in base64 is the longest message. */
 export const INITIATOR_LIMITS: ChannelLimits = { maxLineBytes: 1 << 20, maxUnreadBytes: 1 << 20 };
 
-/** The channel over a connected socket. A receiver that does not read is disconnected. */
+/** A receiver that does not read is disconnected. */
 export function channelOf(socket: Socket, limits: ChannelLimits): Channel {
   const lines = linesOf(socket, limits.maxLineBytes);
   socket.setNoDelay(true);

@@ -1,45 +1,6 @@
-import { z } from "zod";
+import type { BenchReport, Spread } from "../reports.js";
 
-const spreadSchema = z.object({ min: z.number(), median: z.number(), max: z.number() });
-/** The least, median and largest of several measurements. */
-export type Spread = z.infer<typeof spreadSchema>;
-
-const benchRowSchema = z.object({
-  operation: z.enum(["READ", "WRITE"]),
-  sizeBytes: z.int().describe("Bytes of one transfer."),
-  blockBytes: z.int().describe("Bytes of one descriptor."),
-  order: z
-    .enum(["contiguous", "scattered"])
-    .describe("Order of the blocks; adjacent blocks are merged."),
-  rounds: z.int(),
-  prepareMs: spreadSchema.describe(
-    "From the call to the first post, and the time to make the later requests.",
-  ),
-  postMs: spreadSchema.describe(
-    "Inside the post calls. Nearly everything where the post is the copy.",
-  ),
-  transferMs: spreadSchema.describe("From the first post to the last byte."),
-  totalMs: spreadSchema.describe("From the call until the promise has settled."),
-  gigabytesPerSecond: spreadSchema.describe("Computed from totalMs, in units of 10^9 bytes."),
-  consistent: z
-    .boolean()
-    .nullable()
-    .describe("Whether SHA-256 of both sides is equal after the transfer; null: not checked."),
-});
-/** One combination of a benchmark. Times are in ms. */
-export type BenchRow = z.infer<typeof benchRowSchema>;
-
-/** The zod schema of what `kv-nixl bench --json` prints. */
-export const benchReportSchema = z.object({
-  version: z.literal(1),
-  target: z.string(),
-  backends: z.array(z.string()),
-  rows: z.array(benchRowSchema),
-});
-/** The result of a benchmark. */
-export type BenchReport = z.infer<typeof benchReportSchema>;
-
-/** The spread of the values; NaN for none. */
+/** NaN for no values. */
 export function spreadOf(values: readonly number[]): Spread {
   const sorted = [...values].sort((a, b) => a - b);
   const at = (place: number) => sorted[place] ?? Number.NaN;
@@ -48,7 +9,7 @@ export function spreadOf(values: readonly number[]): Spread {
   return { min: at(0), median, max: at(sorted.length - 1) };
 }
 
-/** A number of bytes as text, such as "64 KiB". */
+/** Such as "64 KiB". */
 export function sizeText(bytes: number): string {
   const units: [bytes: number, name: string][] = [
     [2 ** 30, "GiB"],
@@ -73,7 +34,7 @@ const HEADINGS = [
   "same",
 ];
 
-/** The report as a table for people. Columns without other labels are medians. */
+/** Columns without other labels are medians. */
 export function benchTable({ target, backends, rows }: BenchReport): string {
   const table = rows.map((row) => {
     const { min, median, max } = row.gigabytesPerSecond;

@@ -3,8 +3,8 @@ import type { ChildOptions } from "@kv/program";
 import { requireHere } from "../require-here.js";
 
 /**
- * What starts a process that runs a task of `main.ts`, with these arguments. Throws
- * `KV_TRANSPORT_UNAVAILABLE` in a bundle that left that file behind.
+ * A child process with a task of `main.ts`. Throws `KV_TRANSPORT_UNAVAILABLE` in a bundle that left
+ * that file out.
  */
 export function childTask(task: string, ...args: readonly string[]): ChildOptions {
   try {

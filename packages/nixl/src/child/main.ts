@@ -1,5 +1,5 @@
-// The entry of every process that @kv/nixl starts: `node child.js TASK ARGUMENT…`, with an IPC
-// channel for the answer.
+// The entry of all child processes: `node child.js TASK ARGUMENT…`, with an IPC channel for the
+// answer.
 import { KvError } from "@kv/interface";
 import { answerOf, runTask, sendToOwner } from "@kv/program";
 import { benchTarget } from "../bench/target.js";
@@ -22,10 +22,7 @@ await runTask(() => {
   return task(args);
 });
 
-/**
- * The task `check-metadata` of a child process: loads the metadata it is sent, one after the other.
- * Damaged metadata may crash it.
- */
+/** Loads the metadata that it is sent, one after the other. Damaged metadata may crash it. */
 async function checkMetadataTask([backends = ""]: readonly string[]): Promise<never> {
   const transport = nixlTransport({ backends: backends.split(",") });
   const agent = await transport.createAgent();

@@ -3,14 +3,22 @@ import { DEFAULT_BACKEND, notifies } from "../backends/backend-traits.js";
 import { describePlugins, pluginFolder } from "../backends/plugins.js";
 import { childTask } from "../child/child-task.js";
 import type { Environment } from "../environment.js";
+import type { Check, DoctorReport } from "../reports.js";
+import { MAX_TIMER_MS, requireOptions, timerMs } from "../validate.js";
+import { finding } from "./checks/finding.js";
 import { gpuMemoryChecks } from "./checks/gpu-memory.js";
-import { backendCheck, libraryCheck, runtimeChecks, STORAGE_ONLY } from "./checks/library.js";
+import {
+  backendCheck,
+  libraryCheck,
+  repairChecks,
+  runtimeChecks,
+  STORAGE_ONLY,
+} from "./checks/library.js";
 import { machineChecks, rdmaDevices } from "./checks/machine.js";
 import { PAIR_ENVIRONMENT, pairChecks } from "./checks/pair.js";
 import { noPluginCheck, pluginCheck } from "./checks/plugins.js";
 import { requestedBackends, variableChecks } from "./checks/variables.js";
 import { type Host, realHost } from "./host.js";
-import type { Check, DoctorReport } from "./report.js";
 
 /** Options of `doctor`. */
 export interface DoctorOptions {
@@ -20,13 +28,11 @@ export interface DoctorOptions {
   readonly backends?: readonly string[] | undefined;
   /** Move bytes between two processes. @default true */
   readonly pair?: boolean | undefined;
-  /**
-   * The longest that one probe may take. Each probe runs in a process of its own. @default 60_000
-   */
+  /** The longest that one probe may take; each runs in a process of its own. @default 60_000 */
   readonly timeoutMs?: number | undefined;
   /** The variables that apply. @default process.env */
   readonly environment?: Environment | undefined;
-  /** The machine to check. For tests. @default this one */
+  /** The machine to check, for tests. @default this one */
   readonly host?: Host | undefined;
 }
 
@@ -34,12 +40,20 @@ const TIMEOUT_MS = 60_000;
 
 /**
  * Checks everything that decides whether NIXL works on this machine, and how fast: Node, the addon,
- * the library, plugins, the machine, the variables, and transfers between two processes. Steps that
- * may crash or hang run in another process. Problems are part of the report; it does not reject
- * because of them.
+ * the library, plugins, the machine, variables, and transfers between two processes. Steps that may
+ * crash or hang run in other processes. Problems are in the report and do not reject.
  */
 export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport> {
-  const { environment = process.env, host = realHost(), timeoutMs = TIMEOUT_MS } = options;
+  requireOptions(options, "KV_CONFIG_INVALID", "the options of doctor", [
+    "library",
+    "backends",
+    "pair",
+    "timeoutMs",
+    "environment",
+    "host",
+  ]);
+  const { environment = process.env, host = realHost() } = options;
+  const timeoutMs = timerMs(options.timeoutMs ?? TIMEOUT_MS, "KV_CONFIG_INVALID") ?? MAX_TIMER_MS;
   const requested = requestedBackends(environment, options);
   const { check: library, located } = await libraryCheck(host, environment, options.library);
   const env =
@@ -63,13 +77,14 @@ export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport>
           ? undefined
           : "its plugin does not load";
     if (obstacle !== undefined) {
-      backends.push(notTested(`library.backend.${name}`, "library", `backend ${name}`, obstacle));
+      backends.push(notTested("library", `backend.${name}`, `backend ${name}`, obstacle));
       if (options.pair !== false) pairs.push(pairNotTested(name, obstacle));
       continue;
     }
     const { args, env: selecting } = requested.selectInProbe(name);
-    const backend = backendCheck(name, await probe("probe-backend", args, selecting));
-    backends.push(backend);
+    const outcome = await probe("probe-backend", args, selecting);
+    const backend = backendCheck(name, outcome);
+    backends.push(backend, ...repairChecks(name, outcome));
     if (options.pair !== false) pairs.push(...(await pairProbe(name, backend, probe)));
   }
   const gpus =
@@ -91,7 +106,7 @@ export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport>
 
 type Probe = (task: string, args: readonly string[], more?: Environment) => Promise<ChildOutcome>;
 
-/** Selected backends without a plugin first, then every plugin that there is. */
+/** Selected backends without a plugin come first. */
 async function pluginChecks(
   libraryPath: string,
   selected: readonly string[],
@@ -127,8 +142,8 @@ async function pairProbe(name: string, backend: Check, probe: Probe): Promise<Ch
 }
 
 const pairNotTested = (name: string, why: string): Check =>
-  notTested(`pair.${name}`, "pair", `two processes, ${name}`, why);
+  notTested("pair", name, `two processes, ${name}`, why);
 
-function notTested(id: string, area: Check["area"], title: string, why: string): Check {
-  return { id, area, title, status: "note", found: `not tested: ${why}` };
+function notTested(area: Check["area"], id: string, title: string, why: string): Check {
+  return finding(area, id, title)("note", `not tested: ${why}`);
 }

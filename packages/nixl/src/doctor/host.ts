@@ -9,7 +9,7 @@ import {
 import { basename } from "node:path";
 import { glibcVersion } from "../library/c-library.js";
 
-/** The machine's properties that the checks read. Tests use fake machines. */
+/** What the checks read of a machine. Tests use fake machines. */
 export interface Host {
   /** As `process.platform`. */
   readonly platform: string;
@@ -25,7 +25,6 @@ export interface Host {
   names(folder: string): readonly string[];
   /** The last part of a link's target; undefined when it is not a link. */
   linkName(path: string): string | undefined;
-  /** Whether this process may write to a file or folder. */
   writable(path: string): boolean;
   /** Size and free space of the file system at `path`; undefined when there is none. */
   space(path: string): { totalBytes: number; freeBytes: number } | undefined;

@@ -1,45 +1,38 @@
 import { performance } from "node:perf_hooks";
 import { addonPath, loadAddon } from "../addon/load-addon.js";
+import type { NativeAddon } from "../addon/native.js";
 import { startTarget } from "../bench/initiator.js";
 import { measure } from "../bench/measure.js";
 import { nixlTransport } from "../transport.js";
 
-// Tasks of child processes, because they may crash or hang. They use the library that
-// KV_NIXL_LIBRARY names.
+// Tasks of child processes, because they may crash or hang. They use the library of
+// KV_NIXL_LIBRARY.
 
 const PAIR_BYTES = 64 << 20;
 const PAIR_BLOCK_BYTES = 64 << 10;
 const PAIR_ROUNDS = 5;
 const TRANSFER_TIMEOUT_MS = 20_000;
 
-/** What `runtimeProbe` reports. */
 export interface RuntimeAnswer {
-  /** Path of the addon. */
   readonly addon: string | undefined;
-  /** Variables that the addon sets for NIXL, because they were not set. */
+  /** Variables that the addon sets for NIXL by default. */
   readonly defaults: readonly [name: string, value: string][];
 }
 
-/** Loads the addon. */
 export async function runtimeProbe(): Promise<RuntimeAnswer> {
   const addon = loadAddon();
   return { addon: addonPath(), defaults: addon.prepareEnvironment([]) ?? [] };
 }
 
-/** What `backendProbe` reports. */
 export interface BackendAnswer {
-  /** Time to start the agent. */
   readonly startMs: number;
-  /** Size of the agent's metadata; null for storage, which reaches no other agent. */
+  /** Null for storage, which reaches no other agent. */
   readonly metadataBytes: number | null;
-  /** Memory that can be registered. */
   readonly memoryTypes: readonly string[];
+  readonly repairs: ReturnType<NativeAddon["repairs"]>;
 }
 
-/**
- * Starts an agent and registers memory, with the named backend or with the one that the environment
- * selects.
- */
+/** Without `backends` the environment selects one. */
 export async function backendProbe(backends: readonly string[]): Promise<BackendAnswer> {
   const transport = nixlTransport({ backends });
   const begun = performance.now();
@@ -51,29 +44,24 @@ export async function backendProbe(backends: readonly string[]): Promise<Backend
   const metadataBytes = notifications ? (await agent.localMetadata()).byteLength : null;
   await transport.close();
   memory.close();
-  return { startMs, metadataBytes, memoryTypes };
+  return { startMs, metadataBytes, memoryTypes, repairs: loadAddon().repairs() };
 }
 
-/** What `pairProbe` reports for each operation; medians of 5 transfers of 64 MiB. */
+/** Medians of 5 transfers of 64 MiB. */
 export interface PairAnswer {
-  /** The operation. */
   readonly operation: "READ" | "WRITE";
-  /** Bandwidth, in units of 10^9 bytes. */
+  /** In units of 10^9 bytes. */
   readonly gigabytesPerSecond: number;
-  /** Time inside the post calls. */
+  /** Inside the post calls. */
   readonly postMs: number;
-  /** Time from the first post to the last byte. */
+  /** From the first post to the last byte. */
   readonly transferMs: number;
-  /** Whether both sides hold the same bytes afterwards. */
   readonly consistent: boolean;
 }
 
-/**
- * Moves 64 MiB each way to and from a second process, in blocks of 64 KiB, and compares the bytes.
- * UCX prints its protocols on stderr.
- */
+/** Moves 64 MiB each way to and from a second process. UCX prints its protocols on stderr. */
 export async function pairProbe([backend = ""]: readonly string[]): Promise<PairAnswer[]> {
-  // For this side only: the protocols that the other side prints would be mistaken for this side's.
+  // The other side's protocols would be mistaken for this side's.
   const { UCX_PROTO_INFO: _, UCX_LOG_LEVEL: __, ...quiet } = process.env;
   const target = await startTarget(PAIR_BYTES, quiet);
   try {

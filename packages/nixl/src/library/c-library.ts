@@ -1,24 +1,18 @@
-/** The oldest glibc with which Node 20's builds, NIXL's wheels and the addon run. */
+/** The oldest glibc for Node 20's builds, NIXL's wheels and the addon. */
 const MIN_GLIBC = [2, 28] as const;
 
-/** A C library that NIXL and the addon do not run on. */
 export interface CLibraryProblem {
-  /** What this machine has, such as "glibc 2.17". */
+  /** Such as "glibc 2.17". */
   readonly found: string;
-  /** What helps. */
   readonly fix: string;
 }
 
-/** What Node's diagnostic report says of the C library and of the loaded libraries. */
 interface ProcessReport {
   readonly header?: { readonly glibcVersionRuntime?: string };
   readonly sharedObjects?: string[];
 }
 
-/**
- * The report of this process without its connections: Node would ask DNS for the name of each peer,
- * and wait for the answers.
- */
+/** Leaves out connections: Node would ask DNS for the name of each peer, and wait. */
 export function processReport(): ProcessReport {
   const report: typeof process.report & { excludeNetwork?: boolean } = process.report;
   const { excludeNetwork } = report;
@@ -30,18 +24,12 @@ export function processReport(): ProcessReport {
   }
 }
 
-/**
- * The version of glibc that this process runs on, such as "2.36"; undefined with another C library,
- * such as musl.
- */
+/** Such as "2.36"; undefined with another C library, such as musl. */
 export function glibcVersion(): string | undefined {
   return process.platform === "linux" ? processReport().header?.glibcVersionRuntime : undefined;
 }
 
-/**
- * Why NIXL and the addon cannot run with this C library; undefined when they can. `glibc` is the
- * result of `glibcVersion`.
- */
+/** `glibc` is the result of `glibcVersion`. */
 export function cLibraryProblem(
   platform: string,
   glibc: string | undefined,

@@ -1,17 +1,18 @@
 import { randomUUID } from "node:crypto";
 import { realpathSync } from "node:fs";
-import { access, mkdir, readdir, rename, rm } from "node:fs/promises";
+import { access, mkdir, readdir, readFile, rename, rm, writeFile } from "node:fs/promises";
 import { homedir } from "node:os";
 import { join } from "node:path";
 import { KvError } from "@kv/interface";
 import type { Environment } from "../environment.js";
 
+/** This file names the selected installation's folder. */
+const SELECTED = "selected";
 const WORK_PREFIX = ".installing-";
 
 /**
- * The user's cache, where `kv-nixl install` puts what it installs: `$XDG_CACHE_HOME/kv-nixl`, or
- * `~/.cache/kv-nixl`. Undefined for a user that has no home folder: in a container with a foreign
- * user id there is neither HOME nor an entry of /etc/passwd.
+ * `$XDG_CACHE_HOME/kv-nixl`, or `~/.cache/kv-nixl`. Undefined without a home folder: a foreign user
+ * id in a container has neither HOME nor an entry of /etc/passwd.
  */
 export function cacheFolder(environment: Environment = process.env): string | undefined {
   const base = environment.XDG_CACHE_HOME;
@@ -23,7 +24,7 @@ export function cacheFolder(environment: Environment = process.env): string | un
   }
 }
 
-/** The same. Throws `KV_INSTALL_FAILED` where there is none. */
+/** Throws `KV_INSTALL_FAILED`. */
 export function requireCacheFolder(environment: Environment): string {
   const cache = cacheFolder(environment);
   if (cache !== undefined) return cache;
@@ -34,10 +35,7 @@ export function requireCacheFolder(environment: Environment): string {
   );
 }
 
-/**
- * The path with all links resolved, as NIXL does: its plugins lie beside the real file. Returns
- * `path` where there is no file.
- */
+/** Resolves all links, as NIXL does: its plugins lie beside the real file. */
 export function realLibrary(path: string): string {
   try {
     return realpathSync(path);
@@ -46,20 +44,35 @@ export function realLibrary(path: string): string {
   }
 }
 
-/**
- * CUDA's major version and NIXL's version, read from the name of an installation's folder in the
- * cache, such as `nixl-cu12-1.5.0-x86_64`.
- */
+/** Versions from the name of an installation's folder, such as `nixl-cu12-1.5.0-x86_64`. */
 export function parseInstallFolder(name: string): { cuda: string; version: string } | undefined {
   const [, cuda, version] = /^nixl-cu(\d+)-([0-9][0-9.a-z]*)-/.exec(name) ?? [];
   return cuda === undefined || version === undefined ? undefined : { cuda, version };
 }
 
+export async function selectedInstallation(cache: string): Promise<string | undefined> {
+  return await readFile(join(cache, SELECTED), "utf8").then(
+    (text) => text.trim(),
+    () => undefined,
+  );
+}
+
+/** Writes nothing where it is selected already. Rejects with `KV_INSTALL_FAILED`. */
+export async function selectInstallation(name: string, environment: Environment): Promise<void> {
+  const cache = requireCacheFolder(environment);
+  if ((await selectedInstallation(cache)) === name) return;
+  const file = join(cache, SELECTED);
+  await writeFile(file, `${name}\n`).catch((error: Error) => {
+    throw new KvError("KV_INSTALL_FAILED", `cannot write ${file}: ${error.message}`, {
+      hint: `set XDG_CACHE_HOME to a folder that can be written, or KV_NIXL_LIBRARY to the libnixl_capi.so in ${join(cache, name)}`,
+    });
+  });
+}
+
 /**
- * Creates the folder `name` in the user's cache and returns its path. `make` fills a temporary
- * folder, which is renamed when it is complete; with `replace` it takes the place of an existing
- * one. Two processes may do this at the same time. Rejects with `KV_INSTALL_FAILED`, or with what
- * `make` rejects with.
+ * `make` fills a temporary folder, which is renamed once complete; `replace` lets it replace an
+ * existing one. Two processes may do this at once. Rejects with `KV_INSTALL_FAILED`, or with the
+ * error of `make`.
  */
 export async function makeInCache(
   name: string,
@@ -69,16 +82,15 @@ export async function makeInCache(
 ): Promise<string> {
   const cache = requireCacheFolder(environment);
   const folder = join(cache, name);
-  await mkdir(cache, { recursive: true }).catch((error: Error) => {
-    throw new KvError("KV_INSTALL_FAILED", `cannot create ${cache}: ${error.message}`, {
+  const work = join(cache, `${WORK_PREFIX}${process.pid}-${randomUUID()}`);
+  const unpacked = join(work, "unpacked");
+  await mkdir(unpacked, { recursive: true }).catch((error: Error) => {
+    throw new KvError("KV_INSTALL_FAILED", `cannot write into ${cache}: ${error.message}`, {
       hint: "set XDG_CACHE_HOME to a folder that can be written",
     });
   });
-  await removeLeftovers(cache);
-  const work = join(cache, `${WORK_PREFIX}${process.pid}-${randomUUID()}`);
   try {
-    const unpacked = join(work, "unpacked");
-    await mkdir(unpacked, { recursive: true });
+    await removeLeftovers(cache);
     await make(unpacked, work);
     // Running processes keep the files that they have opened.
     if (replace) {
@@ -98,9 +110,7 @@ export async function makeInCache(
   return folder;
 }
 
-/**
- * Removes the temporary folders of processes that were killed: their process id is no longer alive.
- */
+/** Removes the temporary folders of processes that were killed. */
 async function removeLeftovers(cache: string): Promise<void> {
   for (const name of await readdir(cache)) {
     const pid = name.startsWith(WORK_PREFIX)
@@ -120,7 +130,6 @@ function isAlive(pid: number): boolean {
   }
 }
 
-/** Whether there is a file or folder at `path`. */
 export async function exists(path: string): Promise<boolean> {
   return access(path).then(
     () => true,

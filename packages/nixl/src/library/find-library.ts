@@ -3,11 +3,11 @@ import { join } from "node:path";
 import { KvError } from "@kv/interface";
 import { runCommand } from "@kv/program";
 import type { Environment } from "../environment.js";
-import { requireObject } from "../validate.js";
-import { cacheFolder } from "./cache-folder.js";
+import { DEFAULT_VERSION } from "../install/wheels.js";
+import { requireOptions } from "../validate.js";
+import { cacheFolder, selectedInstallation } from "./cache-folder.js";
 import { libraryPackage } from "./library-package.js";
 
-/** The file name of NIXL's C API. */
 export const LIBRARY_FILE = "libnixl_capi.so";
 /** Folders of the wheels that hold the library, in site-packages or in the cache. */
 const WHEEL_FOLDERS = [
@@ -27,33 +27,33 @@ export interface FindLibraryOptions {
   readonly environment?: Environment | undefined;
 }
 
-/** A NIXL library and how it was found. */
 export interface LocatedLibrary {
   /** Path of `libnixl_capi.so`. */
   readonly path: string;
-  /**
-   * The place it was found in, such as `KV_NIXL_LIBRARY`, `kv-nixl install` or a package's name.
-   */
+  /** Where it was found, such as `KV_NIXL_LIBRARY`, `kv-nixl install` or a package's name. */
   readonly source: string;
 }
 
 /**
- * The path that `locateLibrary` finds. Rejects with `KV_LIBRARY_NOT_FOUND`, whose
- * `details.attempts` lists every place that was tried.
+ * The path of the `libnixl_capi.so` that this process would load. Rejects with
+ * `KV_LIBRARY_NOT_FOUND`, whose `details.attempts` lists every place that was tried.
  */
 export async function findLibrary(options: FindLibraryOptions = {}): Promise<string> {
   return (await locateLibrary(options)).path;
 }
 
 /**
- * Finds `libnixl_capi.so`: the option, `KV_NIXL_LIBRARY`, `NIXL_PREFIX`, the cache of
- * `kv-nixl install`, the optional package `@kv/nixl-libs-…`, the pip environments (`VIRTUAL_ENV`,
- * `CONDA_PREFIX`, python3's), then the loader's folders. A place that is named explicitly and has
- * no library is an error; the search does not continue. Rejects with `KV_LIBRARY_NOT_FOUND`, with
- * every place that was tried and why it failed.
+ * Tries, in this order: the option, `KV_NIXL_LIBRARY`, `NIXL_PREFIX`, the cache of
+ * `kv-nixl install` (the selected installation, else the pinned version), the optional package
+ * `@kv/nixl-libs-…`, the pip environments (`VIRTUAL_ENV`, `CONDA_PREFIX`, python3's), the loader's
+ * folders. The first three end the search even without a library there. Rejects with
+ * `KV_LIBRARY_NOT_FOUND`.
  */
 export async function locateLibrary(options: FindLibraryOptions = {}): Promise<LocatedLibrary> {
-  requireObject(options, "KV_LIBRARY_NOT_FOUND", "the options of findLibrary");
+  requireOptions(options, "KV_LIBRARY_NOT_FOUND", "the options of findLibrary", [
+    "library",
+    "environment",
+  ]);
   const environment = options.environment ?? process.env;
   const attempts: string[] = [];
   const found = async (
@@ -113,22 +113,35 @@ function below(folder: string, inside: readonly string[]): string[] {
   return inside.map((name) => join(folder, name, LIBRARY_FILE));
 }
 
-/**
- * Libraries in the cache, newest version first. Unfinished installations have another prefix and
- * are ignored.
- */
-async function installedIn(cache: string): Promise<string[]> {
+/** The newest version first. */
+export async function installations(cache: string): Promise<string[]> {
   const folders = await readdir(cache).catch(() => [] as string[]);
-  const versions = folders
+  // Unfinished installations have another prefix.
+  return folders
     .filter((name) => /^nixl-cu1[23]-[0-9]/.test(name))
     .sort((a, b) => b.localeCompare(a, "en", { numeric: true }));
-  if (versions.length === 0) return [join(cache, `nixl-cu12-*`, LIBRARY_FILE)];
-  return versions.flatMap((name) =>
-    below(
-      join(cache, name),
-      WHEEL_FOLDERS.filter((folder) => folder.includes(name.slice(5, 9)) && folder.startsWith(".")),
-    ),
-  );
+}
+
+/** The selected installation first, else the default version, then the others. */
+async function installedIn(cache: string): Promise<string[]> {
+  const names = await installations(cache);
+  const selected = await selectedInstallation(cache);
+  const rank = (name: string) => {
+    if (name === selected) return 0;
+    const isDefault = name.includes(`-${DEFAULT_VERSION}-`);
+    return isDefault ? (name.startsWith("nixl-cu12") ? 1 : 2) : 3;
+  };
+  if (names.length === 0) return [join(cache, `nixl-cu12-*`, LIBRARY_FILE)];
+  return names
+    .sort((a, b) => rank(a) - rank(b))
+    .flatMap((name) =>
+      below(
+        join(cache, name),
+        WHEEL_FOLDERS.filter(
+          (folder) => folder.includes(name.slice(5, 9)) && folder.startsWith("."),
+        ),
+      ),
+    );
 }
 
 async function pipFolders(

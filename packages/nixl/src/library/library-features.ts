@@ -1,13 +1,13 @@
 import { readFile } from "node:fs/promises";
 
 /**
- * Optional functions of NIXL's C API, by the symbols that a library exports. They came with NIXL
- * 1.5.0; `Transport` needs none of them.
+ * Optional functions of NIXL's C API that a library exports. They came with NIXL 1.5.0; `Transport`
+ * needs none of them.
  */
 export interface LibraryFeatures {
-  /** Memory views: prepared memory for kernels on a device. NIXL 1.5.0 and newer. */
+  /** Prepared memory for kernels on a device (NIXL 1.5.0 and newer). */
   readonly memoryViews: boolean;
-  /** A backend's own parameters for a single call. NIXL 1.5.0 and newer. */
+  /** A backend's own parameters for a single call (NIXL 1.5.0 and newer). */
   readonly customParameters: boolean;
 }
 
@@ -16,18 +16,12 @@ const EXPORTED: Readonly<Record<keyof LibraryFeatures, string>> = {
   customParameters: "nixl_capi_opt_args_set_custom_param",
 };
 
-/**
- * Whether the library exports NIXL's C API: the function that creates an agent. Rejects when the
- * file cannot be read.
- */
+/** Rejects when the file cannot be read. */
 export async function isNixl(libraryPath: string): Promise<boolean> {
   return hasName(await readFile(libraryPath), "nixl_capi_create_configured_agent");
 }
 
-/**
- * Reads the symbols that the file exports, without loading it. Rejects when the file cannot be
- * read.
- */
+/** Reads the file's exported symbols without loading it. Rejects when the file cannot be read. */
 export async function libraryFeatures(libraryPath: string): Promise<LibraryFeatures> {
   const bytes = await readFile(libraryPath);
   return {
@@ -36,7 +30,7 @@ export async function libraryFeatures(libraryPath: string): Promise<LibraryFeatu
   };
 }
 
-/** Whether the string table of the file holds the name. Names end with a NUL. */
+/** Names in the file's string table end with a NUL. */
 function hasName(bytes: Buffer, name: string): boolean {
   return bytes.includes(`\0${name}\0`);
 }

@@ -4,25 +4,21 @@ import { DEFAULT_VERSION } from "../install/wheels.js";
 import { requireHere } from "../require-here.js";
 import { cacheFolder, parseInstallFolder, realLibrary } from "./cache-folder.js";
 
-/** By platform. Each name stands whole in a call, so that tools which trace files find it. */
+/** Each name stands whole in a call, so that tools which trace files find it. */
 const PACKAGES: Readonly<Record<string, () => string>> = {
   "linux-x64": () => requireHere.resolve("@kv/nixl-libs-linux-x64-gnu/libnixl_capi.so"),
   "linux-arm64": () => requireHere.resolve("@kv/nixl-libs-linux-arm64-gnu/libnixl_capi.so"),
 };
 
-/** A package with NIXL's libraries, which is an optional dependency of this one. */
+/** An optional dependency of this package, with NIXL's libraries. */
 export interface LibraryPackage {
-  /** Its name, such as `@kv/nixl-libs-linux-x64-gnu`. */
   readonly name: string;
-  /** Path of its `libnixl_capi.so`; undefined when the package is not installed. */
+  /** Path of its `libnixl_capi.so`; undefined when it is not installed. */
   readonly path: string | undefined;
-  /** Its folder with NIXL and with libfabric; undefined when the package is not installed. */
+  /** Its folder with NIXL and libfabric; undefined when it is not installed. */
   readonly folder: string | undefined;
 }
 
-/**
- * The package of this machine's platform, and its library if a package manager has installed it.
- */
 export function libraryPackage(): LibraryPackage {
   const platform = `${process.platform}-${process.arch}`;
   const name = `@kv/nixl-libs-${platform}-gnu`;
@@ -34,19 +30,13 @@ export function libraryPackage(): LibraryPackage {
   }
 }
 
-/**
- * Whether the library is the one of that package. It has the plugins UCX, POSIX and LIBFABRIC; the
- * wheel has more.
- */
+/** That package's library has the plugins UCX, POSIX and LIBFABRIC; the wheel has more. */
 function isOfPackage(libraryPath: string): boolean {
   const { path } = libraryPackage();
   return path !== undefined && realLibrary(path) === realLibrary(libraryPath);
 }
 
-/**
- * The hint for a backend that has no plugin in the package, but may have one in the wheel;
- * undefined for other libraries.
- */
+/** Undefined for other libraries. */
 export function wholeWheelHint(libraryPath: string): string | undefined {
   if (!isOfPackage(libraryPath)) return undefined;
   return `${libraryPackage().name} has the plugins UCX, POSIX and LIBFABRIC; for the others install NIXL's whole wheel: npx --no-install kv-nixl install`;
@@ -54,7 +44,7 @@ export function wholeWheelHint(libraryPath: string): string | undefined {
 
 const INSTALL = "npx --no-install kv-nixl install";
 
-/** For an error's hint: how to restore an installation of NIXL with damaged or missing files. */
+/** How to restore an installation with damaged or missing files. */
 export function reinstallHint(libraryPath: string, environment: Environment): string {
   if (isOfPackage(libraryPath)) {
     return `remove the folder of ${libraryPackage().name} from node_modules and install the packages again`;

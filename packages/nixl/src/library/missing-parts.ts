@@ -8,7 +8,6 @@ import { processReport } from "./c-library.js";
 export type MissingPart =
   /** A library that the loader does not find. */
   | {
-      /** Distinguishes the parts. */
       readonly kind: "library";
       /** The name that the loader looks for. */
       readonly name: string;
@@ -30,16 +29,15 @@ export type MissingPart =
     };
 
 const TIMEOUT_MS = 20_000;
-/** Path of the loader where Node's diagnostic report does not name it. */
+/** For when Node's diagnostic report does not name the loader. */
 const LOADERS: Readonly<Record<string, string>> = {
   x64: "/lib64/ld-linux-x86-64.so.2",
   arm64: "/lib/ld-linux-aarch64.so.1",
 };
 
 /**
- * Asks glibc's loader, in another process, what the shared library `file` lacks. No code of the
- * library runs. `folders` are searched after those of `LD_LIBRARY_PATH`. Empty when the library
- * loads. Takes about 30 ms.
+ * Asks glibc's loader in another process, so no code of the library runs. `folders` are searched
+ * after those of `LD_LIBRARY_PATH`. Takes about 30 ms.
  */
 export async function missingParts(
   file: string,
@@ -56,8 +54,8 @@ export async function missingParts(
   const searched = [environment.LD_LIBRARY_PATH, ...folders].filter((folder) => folder).join(":");
   const env = {
     ...environment,
-    // The loader lists libraries instead of starting a program, resolves every symbol, and
-    // continues after the first that is missing.
+    // The loader lists libraries instead of starting a program, resolves every symbol, and goes on
+    // after one that is missing.
     LD_TRACE_LOADED_OBJECTS: "1",
     LD_BIND_NOW: "1",
     LD_WARN: "1",
@@ -75,10 +73,7 @@ export async function missingParts(
   return [{ kind: "file", reason: stderr.trim() || reason }];
 }
 
-/**
- * Parses the output of the loader. Missing symbols are reported only when no library or version is
- * missing, because those cause them.
- */
+/** Reports symbols only when no library or version is missing, because those cause them. */
 export function parseLoader(output: string): MissingPart[] {
   const libraries = new Map<string, MissingPart>();
   const symbols = new Map<string, MissingPart>();

@@ -13,9 +13,9 @@ const ENTRY_BYTES = 56;
 const LOADED = 1;
 
 /**
- * Refuses a library or plugins that are truncated, such as by a full disk: loading one would end
- * the process. Rejects with `KV_LIBRARY_INCOMPATIBLE` for the library, `KV_BACKEND_UNAVAILABLE` for
- * a plugin. Files that are missing or no libraries at all pass: the loader reports those.
+ * Loading a truncated file, such as after a full disk, would end the process. Rejects with
+ * `KV_LIBRARY_INCOMPATIBLE` for the library, `KV_BACKEND_UNAVAILABLE` for a plugin. Missing and
+ * other files pass: the loader reports those.
  */
 export async function requireComplete(
   libraryPath: string,
@@ -43,18 +43,17 @@ async function requireFile(
   throw new KvError(code, message, { hint, details: { path, ...truncation } });
 }
 
-/** The lengths of a truncated file, in bytes. */
+/** In bytes. */
 export interface Truncation {
   /** The length that its program headers ask for. */
   readonly wanted: number;
-  /** The length that it has. */
   readonly found: number;
 }
 
 /**
- * Whether a shared library is shorter than its ELF program headers say. The loader maps such a
- * file, and the process dies of SIGBUS when it reads beyond the end. Undefined for a complete file,
- * and for files that the loader refuses by itself. Rejects when the file cannot be read.
+ * Compares a shared library with its ELF program headers: the loader maps a truncated file, and the
+ * process dies of SIGBUS beyond its end. Undefined for files that are complete or that the loader
+ * refuses. Rejects when the file cannot be read.
  */
 export async function truncationOf(path: string): Promise<Truncation | undefined> {
   const file = await open(path);

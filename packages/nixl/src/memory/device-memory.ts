@@ -1,29 +1,24 @@
 import { KvError, type Memory } from "@kv/interface";
 import type { NativeAddon } from "../addon/native.js";
 import { callNative } from "../addon/native-errors.js";
-import { formatValue, requireObject } from "../validate.js";
-import { externalMemory } from "./external-memory.js";
+import { formatValue, requireOptions } from "../validate.js";
 import { copiesOf } from "./host-memory.js";
+import { registrableMemory } from "./registrable-memory.js";
 
 /** Where memory of a device lies. */
 export interface DeviceMemoryOptions {
-  /**
-   * Where it begins: a pointer of the device's runtime that is valid in this process. Above 0,
-   * below 2^53.
-   */
+  /** A pointer of the device's runtime that is valid in this process; above 0, below 2^53. */
   readonly address: bigint | number;
-  /** Its length; at least 1. */
+  /** At least 1. */
   readonly lengthBytes: number;
   /**
-   * The device's ordinal as this process counts its devices: under `CUDA_VISIBLE_DEVICES=3` that
-   * device is 0.
+   * The device's ordinal as this process counts: under `CUDA_VISIBLE_DEVICES=3` that device is 0.
    */
   readonly deviceId: number;
   /**
-   * `"cuda"`: `register` asks the CUDA driver of this process whether the whole range is memory of
-   * that device, and rejects with `KV_MEMORY_INVALID` otherwise. `"none"`: memory of another
-   * runtime (ROCm, Neuron), which is not checked. NIXL may end the process when such an address
-   * belongs to no device. @default "cuda"
+   * `"cuda"`: `register` asks the CUDA driver, and rejects with `KV_MEMORY_INVALID` unless the
+   * whole range is memory of that device. `"none"` checks nothing, for other runtimes (ROCm,
+   * Neuron); NIXL may end the process when the address belongs to no device. @default "cuda"
    */
   readonly check?: "cuda" | "none" | undefined;
   /**
@@ -35,13 +30,18 @@ export interface DeviceMemoryOptions {
 }
 
 /**
- * Describes memory of a device (`VRAM`) that another library allocated, so that an agent can
- * register it by address, length and device. Its allocator keeps it and frees it after the
- * registration and this handle are closed. It has no `bytes`; `gather` and `scatter` are those of
- * `copies`. Throws `KV_MEMORY_INVALID`; `close` throws `KV_MEMORY_IN_USE` while it is registered.
+ * Describes memory of a device (`VRAM`) that another library allocated. Free it only after the
+ * registration and this handle are closed. It has no `bytes`. Throws `KV_MEMORY_INVALID`; `close`
+ * throws `KV_MEMORY_IN_USE` while it is registered.
  */
 export function deviceMemory(options: DeviceMemoryOptions): Memory & Disposable {
-  requireObject(options, "KV_MEMORY_INVALID", "the description of device memory");
+  requireOptions(options, "KV_MEMORY_INVALID", "the description of device memory", [
+    "address",
+    "lengthBytes",
+    "deviceId",
+    "check",
+    "copies",
+  ]);
   const { lengthBytes, deviceId, check = "cuda" } = options;
   const address = exactAddress(options.address);
   if (address === 0) throw invalid("address is 0, a null pointer");
@@ -57,7 +57,7 @@ export function deviceMemory(options: DeviceMemoryOptions): Memory & Disposable 
   if (check !== "cuda" && check !== "none") {
     throw invalid(`check is ${formatValue(check)}, not "cuda" or "none"`);
   }
-  return externalMemory({
+  return registrableMemory({
     memoryType: "VRAM",
     address,
     lengthBytes,
@@ -76,12 +76,11 @@ function exactAddress(value: bigint | number): number {
   return number;
 }
 
-/** CUDA's ordinals are of 32 bits. */
+/** CUDA's ordinals have 32 bits. */
 const MAX_ORDINAL = 2 ** 31 - 1;
 
 /**
- * Allocates zeroed memory of an NVIDIA GPU. `gather` and `scatter` copy between it and host memory;
- * it has no `bytes`. Throws `KV_TRANSPORT_UNSUPPORTED` without a CUDA driver or such a GPU, and
+ * The memory is zeroed. Throws `KV_TRANSPORT_UNSUPPORTED` without a CUDA driver or such a GPU, and
  * `KV_MEMORY_INVALID` where the driver refuses.
  */
 export function allocateDeviceMemory(
@@ -101,8 +100,8 @@ export function allocateDeviceMemory(
       `cannot allocate ${formatValue(lengthBytes)} bytes of device ${formatValue(deviceId)}: the length is a positive integer, and devices count from 0`,
     );
   }
-  const native = callNative(() => new addon.DeviceMemory(lengthBytes, deviceId));
-  return externalMemory({
+  const native = callNative(() => new addon.Memory(lengthBytes, false, deviceId));
+  return registrableMemory({
     memoryType: "VRAM",
     address: callNative(() => native.address),
     lengthBytes,
@@ -111,7 +110,7 @@ export function allocateDeviceMemory(
     checkWithCuda: true,
     kept: native,
     copies: copiesOf(native),
-    onClose: () => callNative(() => native.close()),
+    onClose: () => callNative(() => native.close(true)),
   });
 }
 

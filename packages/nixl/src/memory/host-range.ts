@@ -1,8 +1,8 @@
 import { KvError, type Memory } from "@kv/interface";
 import { loadAddon } from "../addon/load-addon.js";
 import { callNative } from "../addon/native-errors.js";
-import { formatValue, requireObject } from "../validate.js";
-import { externalMemory } from "./external-memory.js";
+import { formatValue, requireOptions } from "../validate.js";
+import { registrableMemory } from "./registrable-memory.js";
 
 /** Host memory of the caller; see `hostMemory`. */
 export interface HostMemoryDescription {
@@ -11,22 +11,25 @@ export interface HostMemoryDescription {
   /** Bytes that transfers may access. */
   readonly lengthBytes: number;
   /**
-   * What keeps the memory allocated, such as the object of another addon. It is not collected until
+   * What keeps the memory allocated, such as another addon's object. It is referenced until
    * `close`.
    */
   readonly owner: object;
 }
 
 /**
- * Describes host memory that another library has allocated in this process, as memory that an agent
- * can register where it is. `owner` keeps it allocated: it stays referenced until `close`.
- * `register` rejects with `KV_MEMORY_INVALID` unless the process can read and write the whole range
- * at that moment; nothing detects that it is freed later. JavaScript cannot access the bytes
- * through it: `bytes` is empty, `gather` and `scatter` reject with `KV_TRANSPORT_UNSUPPORTED`.
- * Throws `KV_MEMORY_INVALID`; `close` throws `KV_MEMORY_IN_USE` while it is registered.
+ * Describes host memory that another library allocated in this process. `register` rejects with
+ * `KV_MEMORY_INVALID` unless the process can then read and write the whole range; nothing detects
+ * that it is freed later. `bytes` is empty; `gather` and `scatter` reject with
+ * `KV_TRANSPORT_UNSUPPORTED`. Throws `KV_MEMORY_INVALID`; `close` throws `KV_MEMORY_IN_USE` while
+ * it is registered.
  */
 export function hostMemory(description: HostMemoryDescription): Memory & Disposable {
-  requireObject(description, "KV_MEMORY_INVALID", "the description of host memory");
+  requireOptions(description, "KV_MEMORY_INVALID", "the description of host memory", [
+    "address",
+    "lengthBytes",
+    "owner",
+  ]);
   const { address, lengthBytes, owner } = description;
   const first = typeof address === "bigint" ? Number(address) : address;
   if (!Number.isSafeInteger(first) || first <= 0) {
@@ -45,7 +48,7 @@ export function hostMemory(description: HostMemoryDescription): Memory & Disposa
     throw invalid(`owner is ${formatValue(owner)}, not the object that keeps the memory allocated`);
   }
   const subject = `host memory of ${lengthBytes} bytes at ${first}`;
-  return externalMemory({
+  return registrableMemory({
     memoryType: "DRAM",
     address: first,
     lengthBytes,
@@ -56,11 +59,10 @@ export function hostMemory(description: HostMemoryDescription): Memory & Disposa
 }
 
 /**
- * A `SharedArrayBuffer` as memory that an agent can register where it is. `bytes` and `view` read
- * and write it, as every thread that has the buffer does; `gather` and `scatter` reject with
- * `KV_TRANSPORT_UNSUPPORTED`. The buffer is not collected until `close`. Throws `KV_MEMORY_INVALID`
- * for other values (an `ArrayBuffer` may be detached while peers write to it), for one that can
- * grow, and for an empty one; throws what loading the addon may fail with; `close` throws
+ * A `SharedArrayBuffer` that an agent can register in place; it is referenced until `close`.
+ * `bytes` and `view` access it; `gather` and `scatter` reject with `KV_TRANSPORT_UNSUPPORTED`.
+ * Throws `KV_MEMORY_INVALID` for an empty or growable one and for other values: an `ArrayBuffer`
+ * may be detached while peers write to it. Throws the errors of loading the addon; `close` throws
  * `KV_MEMORY_IN_USE` while it is registered.
  */
 export function sharedMemory(buffer: SharedArrayBuffer): Memory & Disposable {
@@ -77,13 +79,16 @@ export function sharedMemory(buffer: SharedArrayBuffer): Memory & Disposable {
   }
   const address = callNative(() => loadAddon().addressOf(bytes));
   const subject = `a SharedArrayBuffer of ${bytes.length} bytes`;
-  return externalMemory({
+  return registrableMemory({
     memoryType: "DRAM",
     address,
     lengthBytes: bytes.length,
     deviceId: 0,
     subject,
-    bytes,
+    views: {
+      all: () => bytes,
+      part: (offset, length) => bytes.subarray(offset, offset + length),
+    },
   });
 }
 

@@ -1,19 +1,16 @@
 import { expect, test } from "vitest";
 import { memoryTypesOf } from "./memory-types.js";
 
-const types = (names: readonly string[], gpus: readonly string[]) =>
-  memoryTypesOf(
-    names.map((name) => ({ name })),
-    () => gpus,
-  );
-
-test("VRAM is supported when a backend can reach it and the host has a GPU", () => {
-  expect(types(["UCX"], [])).toEqual(["DRAM"]);
-  expect(types(["UCX"], ["nvidia0"])).toEqual(["DRAM", "VRAM"]);
-  expect(types(["LIBFABRIC"], ["nvidia0", "nvidia1"])).toEqual(["DRAM", "VRAM"]);
-  expect(types(["POSIX"], ["nvidia0"])).toEqual(["DRAM", "FILE"]);
-  expect(types(["POSIX", "UCX"], ["nvidia0"])).toEqual(["DRAM", "VRAM", "FILE"]);
-  expect(types(["GDS"], ["nvidia0"])).toEqual(["DRAM", "VRAM", "FILE"]);
-  expect(types(["OBJ"], ["nvidia0"])).toEqual(["DRAM", "OBJ"]);
-  expect(types(["OF_NO_ROW"], ["nvidia0"])).toEqual(["DRAM"]);
+test.each([
+  [["UCX"], [], ["DRAM"]],
+  [["UCX"], ["nvidia0"], ["DRAM", "VRAM"]],
+  [["LIBFABRIC"], ["nvidia0", "nvidia1"], ["DRAM", "VRAM"]],
+  [["POSIX"], ["nvidia0"], ["DRAM", "FILE"]],
+  [["POSIX", "UCX"], ["nvidia0"], ["DRAM", "VRAM", "FILE"]],
+  [["GDS"], ["nvidia0"], ["DRAM", "VRAM", "FILE"]],
+  [["OBJ"], ["nvidia0"], ["DRAM", "OBJ"]],
+  [["OF_NO_ROW"], ["nvidia0"], ["DRAM"]],
+])("%j on a host with the GPUs %j: %j", (names, gpus, types) => {
+  const backends = names.map((name) => ({ name }));
+  expect(memoryTypesOf(backends, () => gpus)).toEqual(types);
 });

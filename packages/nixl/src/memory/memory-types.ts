@@ -2,10 +2,7 @@ import { readdirSync } from "node:fs";
 import type { BackendSpec, MemoryType } from "@kv/interface";
 import { backendTraits } from "../backends/backend-traits.js";
 
-/**
- * The kinds of memory that agents with these backends can register on this machine. `VRAM` only
- * where there is an NVIDIA GPU.
- */
+/** What agents with these backends can register on this machine. `VRAM` needs an NVIDIA GPU. */
 export function memoryTypesOf(
   backends: readonly BackendSpec[],
   gpus: () => readonly string[] = nvidiaGpus,
@@ -18,10 +15,7 @@ export function memoryTypesOf(
   return Object.freeze(types);
 }
 
-/**
- * The NVIDIA GPUs that this process may use, such as `nvidia0`, by the driver's device files.
- * `list` lists a folder.
- */
+/** GPUs that this process may use, such as `nvidia0`, by the driver's device files. */
 export function nvidiaGpus(
   list: (folder: string) => readonly string[] = readdirSync,
 ): readonly string[] {

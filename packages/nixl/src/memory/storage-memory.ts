@@ -1,22 +1,21 @@
 import { open } from "node:fs/promises";
 import { KvError, type Memory } from "@kv/interface";
-import { formatValue, requireObject } from "../validate.js";
-import { externalMemory } from "./external-memory.js";
+import { formatValue, requireOptions } from "../validate.js";
+import { registrableMemory } from "./registrable-memory.js";
 
 /** How much of a file is used. */
 export interface FileMemoryOptions {
   /**
    * Bytes that transfers may access, from the beginning of the file; at least 1. A shorter file is
-   * extended to this length.
+   * extended.
    */
   readonly lengthBytes: number;
 }
 
 /**
- * Opens a file, or creates it, as memory that an agent with a storage backend (`POSIX`, `GDS`) can
- * register. Transfers move bytes between the file and DRAM: its list is
- * `prepareRemote(agent.name, { memoryType: "FILE", rows })`, with offsets in the file as addresses
- * and `deviceId` as the device. It has no `bytes`; `gather` and `scatter` reject with
+ * Opens or creates a file as memory for a storage backend (`POSIX`, `GDS`), for transfers from and
+ * to DRAM. Its list is `prepareRemote(agent.name, { memoryType: "FILE", rows })`, with offsets as
+ * addresses and `deviceId` as the device. It has no `bytes`; `gather` and `scatter` reject with
  * `KV_TRANSPORT_UNSUPPORTED`. Rejects with `KV_MEMORY_INVALID`; `close` throws `KV_MEMORY_IN_USE`
  * while it is registered.
  */
@@ -30,7 +29,7 @@ export async function openFileMemory(
       `the path of a file is ${formatValue(path)}, not a string`,
     );
   }
-  requireObject(options, "KV_MEMORY_INVALID", "the description of a file");
+  requireOptions(options, "KV_MEMORY_INVALID", "the description of a file", ["lengthBytes"]);
   const lengthBytes = requireLength(options.lengthBytes);
   const failed = (action: string) => (cause: unknown) => {
     throw new KvError("KV_MEMORY_INVALID", `${path} could not be ${action}: ${String(cause)}`, {
@@ -48,7 +47,7 @@ export async function openFileMemory(
     await handle.close();
     failed(`extended to ${lengthBytes} bytes`)(error);
   }
-  return externalMemory({
+  return registrableMemory({
     memoryType: "FILE",
     address: 0,
     lengthBytes,
@@ -66,18 +65,17 @@ export interface ObjectMemoryOptions {
 
 /** S3's limit. */
 const MAX_KEY_BYTES = 1024;
-/** NIXL identifies the objects of an agent by device ids that the caller chooses. */
+/** NIXL tells an agent's objects apart by device ids that the caller chooses. */
 let lastDeviceId = 0;
 
 /**
- * Describes an object of an object store, by its key (1 to 1024 bytes), as memory that an agent
- * with the backend `OBJ` can register. The backend's parameters name the store and the bucket. The
- * store is not contacted before a transfer. The list of the object is
- * `prepareRemote(agent.name, { memoryType: "OBJ", rows })`, with offsets in the object as addresses
- * and `deviceId` as the device. A READ may take parts of the object; a WRITE replaces it, so each
- * row of its list must cover the whole object. It has no `bytes`; `gather` and `scatter` reject
- * with `KV_TRANSPORT_UNSUPPORTED`. Throws `KV_MEMORY_INVALID`; `close` throws `KV_MEMORY_IN_USE`
- * while it is registered.
+ * Describes an object by its key (1 to 1024 bytes) as memory for the backend `OBJ`, whose
+ * parameters name the store and the bucket. Only transfers contact the store. Its list is
+ * `prepareRemote(agent.name, { memoryType: "OBJ", rows })`, with offsets as addresses and
+ * `deviceId` as the device. A READ may take parts; a WRITE replaces the object, so each row must
+ * cover all of it. It has no `bytes`; `gather` and `scatter` reject with
+ * `KV_TRANSPORT_UNSUPPORTED`. Throws `KV_MEMORY_INVALID`; `close` throws `KV_MEMORY_IN_USE` while
+ * it is registered.
  */
 export function objectMemory(key: string, options: ObjectMemoryOptions): Memory & Disposable {
   if (
@@ -91,9 +89,9 @@ export function objectMemory(key: string, options: ObjectMemoryOptions): Memory 
       `the key of an object is ${formatValue(key)}, not 1 to ${MAX_KEY_BYTES} bytes without NUL`,
     );
   }
-  requireObject(options, "KV_MEMORY_INVALID", "the description of an object");
+  requireOptions(options, "KV_MEMORY_INVALID", "the description of an object", ["lengthBytes"]);
   const lengthBytes = requireLength(options.lengthBytes);
-  return externalMemory({
+  return registrableMemory({
     memoryType: "OBJ",
     address: 0,
     lengthBytes,

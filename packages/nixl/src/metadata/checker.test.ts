@@ -1,5 +1,7 @@
 import { KvError, systemClock } from "@kv/interface";
+import { manualClock } from "@kv/testing/manual-clock";
 import { describe, expect, test } from "vitest";
+import { refused } from "../../test/support/refused.js";
 import { type CheckerProcess, MetadataChecker } from "./checker.js";
 
 /** Fake processes that refuse metadata beginning with 0, and end when it begins with 1. */
@@ -13,10 +15,10 @@ function counted() {
       hold: () => () => {},
       async ask(metadata) {
         asked.push([...metadata]);
-        if (metadata[0] === 0) throw new KvError("KV_AGENT_METADATA_INVALID", "refused");
+        if (metadata[0] === 0) throw new KvError("KV_AGENT_METADATA_INVALID", "it is refused");
         if (metadata[0] !== 1) return;
         onEnd();
-        throw new KvError("KV_AGENT_METADATA_INVALID", "died");
+        throw new KvError("KV_AGENT_METADATA_INVALID", "the process died");
       },
       kill() {},
       async close() {},
@@ -44,29 +46,19 @@ describe("metadata checked in another process", () => {
   test("refused metadata is checked again, and a process that ended is replaced", async () => {
     const { asked, started, checker } = counted();
     for (const first of [0, 0, 1, 1]) {
-      await expect(checker.check(Uint8Array.of(first))).rejects.toMatchObject({
-        code: "KV_AGENT_METADATA_INVALID",
-      });
+      const check = () => checker.check(Uint8Array.of(first));
+      await refused(check, "KV_AGENT_METADATA_INVALID");
     }
     await checker.check(Uint8Array.of(2));
     expect(asked).toEqual([[0], [0], [1], [1], [2]]);
     expect(started()).toBe(3);
     await checker.close();
     await checker.check(Uint8Array.of(2));
-    await expect(checker.check(Uint8Array.of(3))).rejects.toMatchObject({
-      code: "KV_TRANSPORT_CLOSED",
-    });
+    await refused(checker.check(Uint8Array.of(3)), "KV_TRANSPORT_CLOSED");
   });
 
   test("a process that does not get ready in time is killed, and the next check starts another one", async () => {
-    const timers: { run: () => void; delayMs: number }[] = [];
-    const clock = {
-      now: () => 0,
-      setTimer(run: () => void, delayMs: number) {
-        timers.push({ run, delayMs });
-        return { cancel() {} };
-      },
-    };
+    const clock = manualClock();
     let started = 0;
     const startProcess = (onEnd: () => void): CheckerProcess => {
       started++;
@@ -74,7 +66,7 @@ describe("metadata checked in another process", () => {
       const ready = new Promise<void>((_resolve, reject) => {
         kill = () => {
           onEnd();
-          reject(new KvError("KV_TRANSPORT_UNAVAILABLE", "killed"));
+          reject(new KvError("KV_TRANSPORT_UNAVAILABLE", "it was killed"));
         };
       });
       return { ready, kill, hold: () => () => {}, ask: async () => {}, close: async () => {} };
@@ -82,10 +74,11 @@ describe("metadata checked in another process", () => {
     const checker = new MetadataChecker({ clock, startProcess });
     for (const count of [1, 2]) {
       const checked = checker.check(Uint8Array.of(7));
-      await expect.poll(() => timers.length).toBe(count);
-      expect(timers.at(-1)?.delayMs).toBe(30_000);
-      timers.at(-1)?.run();
-      await expect(checked).rejects.toMatchObject({ code: "KV_TRANSPORT_UNAVAILABLE" });
+      await expect.poll(clock.pending).toBe(1);
+      clock.advance(29_999);
+      expect(clock.pending()).toBe(1);
+      clock.advance(1);
+      await refused(checked, "KV_TRANSPORT_UNAVAILABLE");
       expect(started).toBe(count);
     }
   });

@@ -5,45 +5,37 @@ import { childTask } from "../child/child-task.js";
 import type { Environment } from "../environment.js";
 import { RefCount } from "../ref-count.js";
 
-/** Options of `MetadataChecker`. */
 export interface MetadataCheckerOptions {
-  /** Clock for `timeoutMs`. */
   readonly clock: Clock;
-  /** Starts the process that loads metadata; `onEnd` is to be called when it has ended. */
+  /** `onEnd` is called when the process has ended. */
   startProcess(onEnd: () => void): CheckerProcess;
-  /**
-   * The longest that one check may take; 5 s by default. A valid peer's metadata takes some
-   * milliseconds.
-   */
-  readonly timeoutMs?: number | undefined;
-  /** The longest that a process may take to start; 30 s by default. It takes about a second. */
-  readonly startTimeoutMs?: number | undefined;
 }
 
+/** The longest check. Valid metadata takes some milliseconds. */
 const TIMEOUT_MS = 5000;
+/** The longest start of the process, which takes about a second. */
 const START_TIMEOUT_MS = 30_000;
-/** How many digests of valid metadata are kept; the oldest goes first. */
+/** The oldest digest of valid metadata goes first. */
 const KEPT_DIGESTS = 4096;
 
 /**
- * Loads metadata in another process before this one does. Damaged metadata can crash NIXL (1.5.0: 2
- * of 451 single flipped bytes did), even after all checks that are possible outside of NIXL.
+ * Damaged metadata can crash NIXL in spite of all checks outside it (1.5.0: 2 of 451 single flipped
+ * bytes did), so another process loads it first.
  */
 export class MetadataChecker {
   readonly #options: MetadataCheckerOptions;
   readonly #validDigests = new Set<string>();
   #process: CheckerProcess | undefined;
-  /** The running check. Only one check runs at a time. */
+  /** Only one check runs at a time. */
   #lastCheck: Promise<unknown> = Promise.resolve();
   #closed = false;
 
-  /** The process is started by `warm` or by the first check. */
   constructor(options: MetadataCheckerOptions) {
     this.#options = options;
   }
 
   /**
-   * Starts the process, so that the first check does not wait for NIXL. Rejects with
+   * Starts the process, so that the first check does not wait for it. Rejects with
    * `KV_TRANSPORT_UNAVAILABLE` or `KV_TRANSPORT_CLOSED`.
    */
   async warm(): Promise<void> {
@@ -52,9 +44,9 @@ export class MetadataChecker {
   }
 
   /**
-   * Resolves when the other process has loaded these bytes, now or earlier. Rejects with
-   * `KV_AGENT_METADATA_INVALID` when NIXL refuses them, crashes on them or does not return; with
-   * `KV_TRANSPORT_UNAVAILABLE` when the process cannot be started.
+   * Resolves when the process has loaded these bytes, now or earlier. Rejects with
+   * `KV_AGENT_METADATA_INVALID` when NIXL refuses them, crashes or does not return, and with
+   * `KV_TRANSPORT_UNAVAILABLE` when the process cannot start.
    */
   check(metadata: Uint8Array): Promise<void> {
     // A copy: the slice of a Buffer would be a view.
@@ -69,15 +61,9 @@ export class MetadataChecker {
     return checked;
   }
 
-  /** Ends the process and waits for its end. */
   async close(): Promise<void> {
     this.#closed = true;
     await this.#process?.close();
-  }
-
-  /** The same as `close()`. */
-  [Symbol.asyncDispose](): Promise<void> {
-    return this.close();
   }
 
   #running(): CheckerProcess {
@@ -89,24 +75,22 @@ export class MetadataChecker {
   }
 
   async #load(metadata: Uint8Array): Promise<void> {
-    const { clock, timeoutMs = TIMEOUT_MS } = this.#options;
     const child = this.#running();
     const { hold, ask, kill } = child;
     const release = hold();
     try {
       await this.#awaitReady(child);
       const answer = ask(metadata);
-      const timer = clock.setTimer(kill, timeoutMs);
+      const timer = this.#options.clock.setTimer(kill, TIMEOUT_MS);
       await answer.finally(() => timer.cancel());
     } finally {
       release();
     }
   }
 
-  /** A process that does not get ready is killed, and the next check starts another one. */
+  /** Kills a process that does not get ready; the next check starts another. */
   async #awaitReady({ ready, kill }: CheckerProcess): Promise<void> {
-    const { clock, startTimeoutMs = START_TIMEOUT_MS } = this.#options;
-    const timer = clock.setTimer(kill, startTimeoutMs);
+    const timer = this.#options.clock.setTimer(kill, START_TIMEOUT_MS);
     await ready.finally(() => timer.cancel());
   }
 
@@ -118,36 +102,24 @@ export class MetadataChecker {
   }
 }
 
-/**
- * A message to the process: metadata to load, in base64. It answers `ready` once, then each
- * request, in order.
- */
+/** The process answers `ready` once, then each request, in order. */
 export interface CheckRequest {
-  /** The metadata, in base64. */
+  /** In base64. */
   readonly metadata: string;
 }
 
-/** A child process with an agent, which loads the metadata that it is sent. */
 export interface CheckerProcess {
-  /**
-   * Resolves when the process takes requests. Rejects with `KV_TRANSPORT_UNAVAILABLE` when it ends
-   * before that.
-   */
+  /** Rejects with `KV_TRANSPORT_UNAVAILABLE` when the process ends first. */
   readonly ready: Promise<void>;
   /** Keeps this process alive until the returned function is called. */
   hold(): () => void;
-  /**
-   * Resolves when the metadata was loaded. Rejects with NIXL's error, or with
-   * `KV_AGENT_METADATA_INVALID` when the process ends.
-   */
+  /** Rejects with NIXL's error, or with `KV_AGENT_METADATA_INVALID` when the process ends. */
   ask(metadata: Uint8Array): Promise<void>;
-  /** Kills the process. */
   kill(): void;
-  /** Ends the process and waits for its end. */
+  /** Waits for the end of the process. */
   close(): Promise<void>;
 }
 
-/** Starts a process whose agent has these backends. `onEnd` is called when it has ended. */
 export function startCheckerProcess(
   backends: readonly string[],
   environment: Environment,

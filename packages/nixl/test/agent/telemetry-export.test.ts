@@ -3,6 +3,8 @@ import { createServer } from "node:net";
 import { nixlTransport } from "@kv/nixl";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { describe, expect, test } from "vitest";
+import { listsOf } from "../support/pair.js";
+import { scattered } from "../support/pattern.js";
 
 const LENGTH = 65_536;
 
@@ -27,10 +29,8 @@ describe.skipIf(nixlMissing)(`NIXL's telemetry (${nixlMissing ?? "found"})`, () 
     const agent = await transport.createAgent();
     const memory = transport.allocate(LENGTH);
     await agent.register(memory);
-    const rows = Float64Array.of(memory.address, LENGTH / 2, 0, LENGTH / 2, 2);
-    const local = await agent.prepareLocal({ memoryType: "DRAM", rows });
-    const remote = await agent.prepareRemote(agent.name, { memoryType: "DRAM", rows });
-    await agent.transfer({ operation: "READ", local, runs: Int32Array.of(0, 1, 1), remote }).done;
+    const { move } = await listsOf(agent, memory, agent.name, memory, LENGTH / 2, 2);
+    await move("READ", scattered(1), { remoteIds: Int32Array.of(1) }).done;
     const received = async () => {
       const text = await (await fetch(`http://127.0.0.1:${port}/metrics`)).text();
       return Number(/^agent_rx_bytes_total\{[^}]*\} (\S+)$/m.exec(text)?.[1]);

@@ -1,7 +1,7 @@
 import type * as fs from "node:fs/promises";
-import { type Log, silentLog } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
+import { recordedLog } from "@kv/testing/recorded-log";
 import { afterEach, describe, expect, test, vi } from "vitest";
 
 const SYSFS = "/sys/class/infiniband";
@@ -28,16 +28,16 @@ afterEach(() => {
 });
 
 /** What a transport logs when its first two agents are created, with these variables. */
-async function logged(variables: Readonly<Record<string, string>>, backends?: readonly string[]) {
+async function logged(
+  variables: Readonly<Record<string, string>> = {},
+  backends?: readonly string[],
+) {
   for (const [name, value] of Object.entries(variables)) vi.stubEnv(name, value);
-  const lines: [event: string, fields: Readonly<Record<string, unknown>>][] = [];
-  const note = (event: string, fields = {}) => void lines.push([event, fields]);
-  const log: Log = { ...silentLog, info: note, warn: note };
-  const transport = nixlTransport({ library: FAKE_NIXL, log, backends });
+  const { log, logged: of } = recordedLog();
+  await using transport = nixlTransport({ library: FAKE_NIXL, log, backends });
   await transport.createAgent();
   await transport.createAgent();
-  await transport.close();
-  return (event: string) => lines.flatMap(([name, fields]) => (name === event ? [fields] : []));
+  return of;
 }
 
 describe.skipIf(fakeMissing)(`the log of the first agent (${fakeMissing ?? "fake found"})`, () => {
@@ -51,34 +51,29 @@ describe.skipIf(fakeMissing)(`the log of the first agent (${fakeMissing ?? "fake
       NIXL_LOG_LEVEL: "WARN",
     };
     const of = await logged({ ...variables, NCCL_DEBUG: "INFO" });
-    expect(of("nixl-backends")).toEqual([expect.objectContaining({ backends: "UCX" })]);
-    expect(of("nixl-backends")[0]?.variables).toMatchObject(variables);
+    expect(of("nixl-backends")).toMatchObject([{ backends: "UCX", variables }]);
     expect(of("nixl-backends")[0]?.variables).not.toHaveProperty("NCCL_DEBUG");
   });
 
   test.each([
-    ["NCCL_IB_HCA", "mlx5_0", {}],
-    ["NCCL_SOCKET_IFNAME", "eth0", {}],
-    ["VLLM_NIXL_KVCACHE_BACKEND", "LIBFABRIC", {}],
-    ["FI_PROVIDER", "efa", {}],
-    ["VLLM_NIXL_BACKEND", "LIBFABRIC", { NIXL_BACKEND: "UCX" }],
-  ])("warns once that %s=%s has no effect, and says what won", async (name, value, others) => {
+    ["NCCL_IB_HCA", "mlx5_0", {}, "the default"],
+    ["NCCL_SOCKET_IFNAME", "eth0", {}, "the default"],
+    ["VLLM_NIXL_BACKEND", "LIBFABRIC", { NIXL_BACKEND: "UCX" }, "NIXL_BACKEND"],
+  ])("warns once that %s=%s has no effect, and says what won", async (name, value, others, by) => {
     const of = await logged({ [name]: value, ...others });
-    const won = expect.stringMatching(/^UCX from (the default|NIXL_BACKEND)$/) as string;
-    const why = expect.any(String) as string;
-    expect(of("nixl-variable-unused").filter((fields) => fields.name === name)).toEqual([
-      { name, value, won, why },
-    ]);
+    const unused = of("nixl-variable-unused").filter((fields) => fields.name === name);
+    expect(unused).toEqual([{ name, value, won: `UCX from ${by}`, why: expect.any(String) }]);
   });
 
-  test("warns once of UCX where EFA is the only fabric, and names the remedy", async () => {
+  test("UCX on a host with EFA alone: one warning with the devices and the remedy", async () => {
+    const warned = async (...backends: string[]) => (await logged({}, backends))("nixl-ucx-on-efa");
+    expect(await warned("UCX")).toEqual([]);
     devices.set("rdmap0", "efa").set("rdmap1", "efa");
-    const of = await logged({});
-    expect(of("nixl-ucx-on-efa")).toMatchObject([
-      { devices: ["rdmap0", "rdmap1"], remedy: "NIXL_BACKEND=LIBFABRIC" },
-    ]);
-    expect((await logged({}, ["LIBFABRIC"]))("nixl-ucx-on-efa")).toEqual([]);
+    const warning = { devices: ["rdmap0", "rdmap1"], remedy: "NIXL_BACKEND=LIBFABRIC" };
+    expect(await warned("UCX")).toMatchObject([warning]);
+    expect(await warned("LIBFABRIC", "UCX")).toMatchObject([warning]);
+    expect(await warned("LIBFABRIC")).toEqual([]);
     devices.set("mlx5_0", "mlx5_core");
-    expect((await logged({}))("nixl-ucx-on-efa")).toEqual([]);
+    expect(await warned("UCX")).toEqual([]);
   });
 });

@@ -2,8 +2,11 @@
 // two, or adds a peer, or connects to it. `owner`: a peer that has none for a while, as its parent
 // tells it.
 import { closeSync, openSync } from "node:fs";
-import { KvError, type Log } from "@kv/interface";
+import { silentLog } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
+import { codeOf } from "../support/code-of.js";
+import { listsOf } from "../support/pair.js";
+import { scattered } from "../support/pattern.js";
 
 const [role, backend = "UCX", step = "8"] = process.argv.slice(2);
 const held: number[] = [];
@@ -20,13 +23,8 @@ function free(count: number): void {
 }
 const env = backend === "UCX" ? { UCX_TLS: "tcp" } : {};
 const LENGTH = 1 << 20;
-const rows = (base: number) => Float64Array.of(base, 65_536, 0, 65_536, 16);
-const ids = Int32Array.from({ length: 16 }, (_, index) => index);
-const outcome = (call: Promise<unknown>) =>
-  call.then(
-    () => "done",
-    (error: unknown) => (KvError.is(error) ? error.code : String(error)),
-  );
+const BLOCK = 65_536;
+const COUNT = LENGTH / BLOCK;
 
 if (role === "matrix") {
   const outcomes: Record<string, string[]> = { create: [], two: [], add: [], connect: [] };
@@ -41,34 +39,25 @@ if (role === "matrix") {
     await reader.register(target);
     await owner.register(source);
     const metadata = await owner.localMetadata();
-    const local = await reader.prepareLocal({ memoryType: "DRAM", rows: rows(target.address) });
     if (from === "add") leave(left);
-    const ended = await outcome(
-      (async () => {
-        await reader.addRemote(metadata);
-        const table = { memoryType: "DRAM", rows: rows(source.address) } as const;
-        const remote = await reader.prepareRemote(owner.name, table);
-        if (from === "connect") leave(left);
-        const ends = { local, localIds: ids, remote, remoteIds: ids };
-        await reader.transfer({ operation: "READ", ...ends, timeoutMs: 300 }).done;
-      })(),
-    );
+    const reads = async () => {
+      await reader.addRemote(metadata);
+      const { move } = await listsOf(reader, target, owner.name, source, BLOCK, COUNT);
+      if (from === "connect") leave(left);
+      await move("READ", scattered(COUNT), { timeoutMs: 300 }).done;
+    };
+    const ended = await codeOf(reads());
     free(held.length);
-    await reader.close({ timeoutMs: 100 });
-    await owner.close({ timeoutMs: 100 });
-    target.close();
-    source.close();
+    for (const agent of [reader, owner]) await agent.close({ timeoutMs: 100 });
+    for (const memory of [target, source]) memory.close();
     return ended;
   };
-  const first = await outcome(transport.createAgent());
+  const first = await codeOf(transport.createAgent());
   for (let left = 0; left <= 32; left += Number(step)) {
     leave(left);
-    outcomes.create?.push(await outcome(transport.createAgent()));
-    outcomes.two?.push(
-      (
-        await Promise.all([outcome(transport.createAgent()), outcome(transport.createAgent())])
-      ).join(),
-    );
+    const create = () => codeOf(transport.createAgent());
+    outcomes.create?.push(await create());
+    outcomes.two?.push((await Promise.all([create(), create()])).join());
     free(held.length);
     outcomes.add?.push(await read(left, "add"));
     outcomes.connect?.push(await read(left, "connect"));
@@ -77,12 +66,7 @@ if (role === "matrix") {
   process.stdout.write(JSON.stringify({ first, ...outcomes }));
 } else {
   const errors: string[] = [];
-  const log = {
-    debug() {},
-    info() {},
-    warn() {},
-    error: (event: string) => errors.push(event),
-  } as Log;
+  const log = { ...silentLog, error: (event: string) => void errors.push(event) };
   const transport = nixlTransport({ backends: [backend], env, log });
   const agent = await transport.createAgent();
   const memory = transport.allocate(LENGTH);

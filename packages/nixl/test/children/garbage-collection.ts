@@ -2,6 +2,8 @@
 // may be freed.
 import { setImmediate as turn } from "node:timers/promises";
 import { hostMemory, nixlTransport, sharedMemory } from "@kv/nixl";
+import { blocksOf, listsOf } from "../support/pair.js";
+import { scattered } from "../support/pattern.js";
 
 const LENGTH = 8 << 20;
 const collect = async () => {
@@ -23,24 +25,13 @@ async function registerAndForget(agent: typeof owner, value: number): Promise<nu
 const source = await registerAndForget(owner, 42);
 await collect();
 await reader.addRemote(await owner.localMetadata());
-const table = (base: number) => ({
-  memoryType: "DRAM" as const,
-  rows: Float64Array.of(base, 4096, 0, 4096, LENGTH / 4096),
-});
+const theirs = { address: source };
 const bytes = await (async () => {
   const memory = transport.allocate(LENGTH);
   await reader.register(memory);
-  const local = await reader.prepareLocal(table(memory.address));
-  const remote = await reader.prepareRemote(owner.name, table(source));
-  await reader.prepareRemote(owner.name, table(source));
-  const ids = Int32Array.from({ length: LENGTH / 4096 }, (_, index) => index);
-  const { done } = reader.transfer({
-    operation: "READ",
-    local,
-    localIds: ids,
-    remote,
-    remoteIds: ids,
-  });
+  const { move } = await listsOf(reader, memory, owner.name, theirs, 4096, LENGTH / 4096);
+  await reader.prepareRemote(owner.name, blocksOf(theirs, 4096, LENGTH / 4096));
+  const { done } = move("READ", scattered(LENGTH / 4096));
   await collect();
   await done;
   return memory.bytes;

@@ -1,7 +1,10 @@
 // A process that ends as its argument says, with an agent in the state that it says. The test
 // checks the exit code.
+import { once } from "node:events";
 import { isMainThread, parentPort, Worker, workerData } from "node:worker_threads";
 import { nixlTransport } from "@kv/nixl";
+import { pairOf } from "../support/pair.js";
+import { scattered } from "../support/pattern.js";
 
 const transport = nixlTransport({ backends: [process.env["NIXL_BACKEND"] ?? ""] });
 
@@ -14,23 +17,8 @@ async function liveAgent() {
 
 /** Two agents of this process, and a READ of 64 MiB in scattered pages that has just started. */
 async function transferUnderWay() {
-  const lengthBytes = 64 << 20;
-  const [one, two] = [await transport.createAgent(), await transport.createAgent()];
-  const [target, source] = [transport.allocate(lengthBytes), transport.allocate(lengthBytes)];
-  await one.register(target);
-  await two.register(source);
-  await one.addRemote(await two.localMetadata());
-  const rows = (base: number) => Float64Array.of(base, 4096, 0, 4096, lengthBytes / 4096);
-  const local = await one.prepareLocal({ memoryType: "DRAM", rows: rows(target.address) });
-  const remote = await one.prepareRemote(two.name, {
-    memoryType: "DRAM",
-    rows: rows(source.address),
-  });
-  const ids = Int32Array.from(
-    { length: lengthBytes / 4096 },
-    (_, index) => (index * 2741) % (lengthBytes / 4096),
-  );
-  return one.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids });
+  const { move } = await pairOf(transport, 64 << 20, 4096);
+  return move("READ", scattered((64 << 20) / 4096, 2741));
 }
 
 function copiesUnderWay(): void {
@@ -38,11 +26,18 @@ function copiesUnderWay(): void {
   for (let copy = 0; copy < 6; copy++) void memory.gather(Float64Array.of(0, 64 << 20));
 }
 
-/** Runs this file, bundled to JavaScript, in a worker thread. */
-const worker = (ending: string) => new Worker(new URL(import.meta.url), { workerData: { ending } });
+/** Runs this file, bundled to JavaScript, in a worker thread, until it emits the event. */
+async function worker(ending: string, event = "message"): Promise<Worker> {
+  const thread = new Worker(new URL(import.meta.url), { workerData: { ending } });
+  await once(thread, event);
+  return thread;
+}
 
-const heard = (thread: Worker, event: string) =>
-  new Promise((resolve) => thread.once(event, resolve));
+/** Tells the main thread that the worker is ready, and keeps it alive. */
+function stay(): void {
+  parentPort?.postMessage("ready");
+  setInterval(() => {}, 1000);
+}
 
 const ENDINGS: Readonly<Record<string, () => Promise<void>>> = {
   async closed() {
@@ -103,48 +98,38 @@ const ENDINGS: Readonly<Record<string, () => Promise<void>>> = {
     process.stdout.write("the reader ended");
   },
   async "worker-ends"() {
-    await heard(worker("left-open"), "exit");
+    await worker("left-open", "exit");
   },
   async "worker-terminated"() {
-    const thread = worker("stay");
-    await heard(thread, "message");
-    await thread.terminate();
+    await (await worker("stay")).terminate();
   },
   async "worker-terminated-in-transfer"() {
-    const thread = worker("transfer");
-    await heard(thread, "message");
-    await thread.terminate();
+    await (await worker("transfer")).terminate();
   },
   async "exit-in-copy"() {
     copiesUnderWay();
     process.exit(0);
   },
   async "worker-terminated-in-copy"() {
-    const thread = worker("copy");
-    await heard(thread, "message");
-    await thread.terminate();
+    await (await worker("copy")).terminate();
   },
   async "several-workers"() {
-    const threads = [worker("stay"), worker("stay")];
-    await Promise.all(threads.map((thread) => heard(thread, "message")));
+    const [first] = await Promise.all([worker("stay"), worker("stay")]);
     await liveAgent();
-    await threads[0]?.terminate();
+    await first.terminate();
     process.exit(0);
   },
   async stay() {
     await liveAgent();
-    parentPort?.postMessage("ready");
-    setInterval(() => {}, 1000);
+    stay();
   },
   async copy() {
     copiesUnderWay();
-    parentPort?.postMessage("ready");
-    setInterval(() => {}, 1000);
+    stay();
   },
   async transfer() {
     await transferUnderWay();
-    parentPort?.postMessage("ready");
-    setInterval(() => {}, 1000);
+    stay();
   },
 };
 

@@ -19,8 +19,6 @@ const registration = await agent.register(memory);
 const notifications = agent.notifications();
 
 interface Message {
-  to?: string;
-  text?: string;
   lengthBytes?: number;
 }
 const answers: Record<string, (message: Message) => Promise<unknown>> = {
@@ -32,8 +30,6 @@ const answers: Record<string, (message: Message) => Promise<unknown>> = {
     };
     return { from: value.from, payload: Buffer.from(value.payload).toString("base64") };
   },
-  addRemote: async ({ text = "" }) => agent.addRemote(Buffer.from(text, "base64")),
-  notify: async ({ to = "", text = "" }) => agent.notify(to, Buffer.from(text)),
   spawn: async () => spawn("sleep", ["600"], { stdio: "ignore", detached: true }).pid,
   close: async () => {
     await registration.close();

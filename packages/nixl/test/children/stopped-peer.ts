@@ -1,7 +1,9 @@
 // A TCP peer stops answering during READs. Reports the deadlines, the memory that stays in use, and
 // whether close waits for the peer.
-import { KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
+import { codeOf } from "../support/code-of.js";
+import { listsOf } from "../support/pair.js";
+import { scattered } from "../support/pattern.js";
 import { startPeer } from "../support/peer-process.js";
 
 const env = { UCX_TLS: "tcp" };
@@ -13,30 +15,20 @@ const agent = await transport.createAgent();
 const memory = transport.allocate(LENGTH);
 const registration = await agent.register(memory);
 await agent.addRemote(owner.metadata);
-const rows = (base: number) => Float64Array.of(base, 65_536, 0, 65_536, LENGTH / 65_536);
-const local = await agent.prepareLocal({ memoryType: "DRAM", rows: rows(memory.address) });
-const remote = await agent.prepareRemote(owner.name, {
-  memoryType: "DRAM",
-  rows: rows(owner.address),
-});
-const ids = Int32Array.from({ length: LENGTH / 65_536 }, (_, index) => index);
-const request = { operation: "READ", local, localIds: ids, remote, remoteIds: ids } as const;
-const code = (promise: Promise<unknown>) =>
-  promise.then(
-    () => "done",
-    (error: unknown) => (KvError.is(error) ? error.code : String(error)),
-  );
-const report: Record<string, unknown> = { first: await code(agent.transfer(request).done) };
+const COUNT = LENGTH / 65_536;
+const { local, move } = await listsOf(agent, memory, owner.name, owner, 65_536, COUNT);
+const read = (more = {}) => move("READ", scattered(COUNT), more);
+const report: Record<string, unknown> = { first: await codeOf(read().done) };
 
 await owner.stop();
 const controller = new AbortController();
-const aborted = agent.transfer({ ...request, signal: controller.signal });
+const aborted = read({ signal: controller.signal });
 // Long enough for the transfer to start on a busy machine; one that has not started is released at
 // once.
-const timed = agent.transfer({ ...request, timeoutMs: 200, notification: Buffer.from("never") });
-report.timed = await code(timed.done);
+const timed = read({ timeoutMs: 200, notification: Buffer.from("never") });
+report.timed = await codeOf(timed.done);
 controller.abort();
-report.aborted = await code(aborted.done);
+report.aborted = await codeOf(aborted.done);
 let released = 0;
 for (const transfer of [aborted, timed]) void transfer.released.then(() => released++);
 let closed = false;
@@ -47,7 +39,7 @@ const closing = local.close().then(() => {
 for (let turn = 0; turn < 20; turn++) await agent.localMetadata();
 report.releasedWhileStopped = released;
 report.listClosedWhileStopped = closed;
-report.registrationWhileStopped = await code(registration.close());
+report.registrationWhileStopped = await codeOf(registration.close());
 
 if (process.argv[2] === "resume") {
   owner.process.kill("SIGCONT");

@@ -5,6 +5,9 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { build } from "esbuild";
+import { codeOf } from "../support/code-of.js";
+import { listsOf } from "../support/pair.js";
+import { scattered } from "../support/pattern.js";
 
 type Copy = typeof import("@kv/nixl");
 const LENGTH = 1 << 20;
@@ -36,14 +39,9 @@ async function agentOf({ nixlTransport }: Copy) {
   const transport = nixlTransport();
   const [agent, memory] = [await transport.createAgent(), transport.allocate(LENGTH)];
   await agent.register(memory);
-  const table = {
-    memoryType: "DRAM",
-    rows: Float64Array.of(memory.address, LENGTH, 0, LENGTH, 1),
-  } as const;
-  return { transport, agent, memory, table };
+  return { transport, agent, memory };
 }
 
-const code = (act: Promise<unknown>) => act.then(String, (error: { code?: string }) => error.code);
 const expect = (found: unknown, wanted: unknown) => {
   if (found !== wanted) throw new Error(`${String(found)} instead of ${String(wanted)}`);
 };
@@ -53,15 +51,16 @@ if (first.nixlTransport === second.nixlTransport) throw new Error("there is one 
 const [reader, owner] = [await agentOf(first), await agentOf(second)];
 owner.memory.bytes.fill(9);
 await reader.agent.addRemote(await owner.agent.localMetadata());
-const request = {
-  operation: "READ",
-  local: await reader.agent.prepareLocal(reader.table),
-  localIds: Int32Array.of(0),
-  remote: await reader.agent.prepareRemote(owner.agent.name, owner.table),
-  remoteIds: Int32Array.of(0),
-  notification: Buffer.from("read"),
-} as const;
-await reader.agent.transfer(request).done;
+const { name } = owner.agent;
+const { local, remote, move } = await listsOf(
+  reader.agent,
+  reader.memory,
+  name,
+  owner.memory,
+  LENGTH,
+  1,
+);
+await move("READ", scattered(1), { notification: Buffer.from("read") }).done;
 expect(reader.memory.bytes[LENGTH - 1], 9);
 for await (const { from } of owner.agent.notifications()) {
   expect(from, reader.agent.name);
@@ -70,8 +69,10 @@ for await (const { from } of owner.agent.notifications()) {
 // Both addons are loaded, so their files are no longer needed.
 await rm(folder, { recursive: true });
 // Each copy refuses the other's objects.
-expect(await code(reader.agent.register(owner.memory)), "KV_MEMORY_INVALID");
-expect(await code((async () => owner.agent.transfer(request).done)()), "KV_TRANSFER_INVALID");
+expect(await codeOf(reader.agent.register(owner.memory)), "KV_MEMORY_INVALID");
+const runs = Int32Array.of(0, 0, 1);
+const foreign = async () => owner.agent.transfer({ operation: "READ", local, remote, runs }).done;
+expect(await codeOf(foreign()), "KV_TRANSFER_INVALID");
 await owner.transport.close();
 // The other copy works on, and is left open when the process exits.
 expect((await reader.agent.localMetadata()).length > 0, true);

@@ -2,7 +2,8 @@
 import { cp, mkdtemp, realpath, rm, truncate } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { basename, dirname, join } from "node:path";
-import { type Check, doctor, doctorReportSchema, doctorText, findLibrary } from "@kv/nixl";
+import { type Check, doctor, doctorText, findLibrary } from "@kv/nixl";
+import { doctorReportSchema } from "@kv/nixl/reports";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { builtProgram } from "@kv/testing/node-programs";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
@@ -20,86 +21,86 @@ beforeAll(async () => {
 });
 afterAll(() => rm(empty, { recursive: true, force: true }));
 
-describe.skipIf(nixlMissing)(`doctor with NIXL installed (${nixlMissing ?? "found"})`, () => {
-  test("checks every part, and moves bytes between two processes", {
+describe.skipIf(nixlMissing)(
+  `doctor with NIXL installed (${nixlMissing ?? "found"})`,
+  {
     timeout: 240_000,
-  }, async () => {
-    const report = doctorReportSchema.parse(await doctor());
-    const checks = byId(report.checks);
-    expect(report.checks.filter(({ status }) => status === "fail")).toEqual([]);
-    for (const id of [
-      "runtime.node",
-      "runtime.libc",
-      "runtime.addon",
-      "library.path",
-      "library.backend.UCX",
-      "plugins.UCX",
-    ]) {
-      expect(checks[id], id).toMatchObject({ status: "ok" });
-    }
-    expect(checks["library.path"]?.details).toMatchObject({ path: await findLibrary() });
-    expect(checks["library.backend.UCX"]?.found).toContain("DRAM");
-    for (const operation of ["READ", "WRITE"]) {
-      const pair = checks[`pair.UCX.${operation}`]?.details;
-      expect(pair).toMatchObject({ consistent: true, protocols: [{ operation }] });
-      expect(pair?.gigabytesPerSecond).toBeGreaterThan(0);
-    }
-    const text = doctorText(report);
-    for (const { title } of report.checks) expect(text).toContain(title);
-    expect(text.trimEnd().split("\n").at(-1)).toMatch(/^(ok|warn): /);
-  });
+  },
+  () => {
+    test("checks every part, and moves bytes between two processes", async () => {
+      const report = doctorReportSchema.parse(await doctor());
+      const checks = byId(report.checks);
+      expect(report.checks.filter(({ status }) => status === "fail")).toEqual([]);
+      for (const id of [
+        "runtime.node",
+        "runtime.libc",
+        "runtime.addon",
+        "library.path",
+        "library.backend.UCX",
+        "plugins.UCX",
+      ]) {
+        expect(checks[id], id).toMatchObject({ status: "ok" });
+      }
+      expect(checks["library.path"]?.details).toMatchObject({ path: await findLibrary() });
+      expect(checks["library.backend.UCX"]?.found).toContain("DRAM");
+      for (const operation of ["READ", "WRITE"]) {
+        const pair = checks[`pair.UCX.${operation}`]?.details;
+        expect(pair).toMatchObject({ consistent: true, protocols: [{ operation }] });
+        expect(pair?.gigabytesPerSecond).toBeGreaterThan(0);
+      }
+      const text = doctorText(report);
+      for (const { title } of report.checks) expect(text).toContain(title);
+      expect(text.trimEnd().split("\n").at(-1)).toMatch(/^(ok|warn): /);
+    });
 
-  test("a backend that does not start: UCX's reason and the setting that selected it", {
-    timeout: 240_000,
-  }, async () => {
-    const environment = { ...process.env, UCX_TLS: "foo", NIXL_BACKEND: "UCX" };
-    const checks = byId((await doctor({ environment })).checks);
-    expect(checks["variables.backend"]).toMatchObject({
-      status: "note",
-      found: "UCX, from NIXL_BACKEND",
-    });
-    const backend = checks["library.backend.UCX"];
-    expect(backend).toMatchObject({
-      status: "fail",
-      found: expect.stringContaining("selected by NIXL_BACKEND"),
-    });
-    expect(backend?.found).toMatch(
-      /\nits output ended with:\n.*transport 'foo' is not available, please use one or more of/,
-    );
-  });
-
-  test("a storage backend: it starts, and the pair is not tested", {
-    timeout: 240_000,
-  }, async () => {
-    const checks = byId((await doctor({ backends: ["POSIX"] })).checks);
-    expect(checks["library.backend.POSIX"]).toMatchObject({
-      status: "ok",
-      details: { metadataBytes: null, memoryTypes: ["DRAM", "FILE"] },
-    });
-    const found = "not tested: storage only: it reaches no other agent";
-    expect(checks["pair.POSIX"]).toMatchObject({ status: "note", found });
-  });
-
-  test("a truncated plugin is reported, and nothing crashes", { timeout: 240_000 }, async () => {
-    const library = await brokenCopy(await findLibrary(), join(empty, "broken"));
-    const report = await doctor({ library });
-    const checks = byId(report.checks);
-    expect(report.verdict).toBe("fail");
-    expect(checks["library.path"]).toMatchObject({ status: "ok", details: { path: library } });
-    expect(checks["plugins.UCX"]).toMatchObject({
-      status: "fail",
-      found: expect.stringMatching(/^is damaged: the loader (dies|ends) .*truncated/),
-      fix: expect.stringContaining("kv-nixl install --force"),
-    });
-    expect(checks["plugins.POSIX"]).toMatchObject({ status: "ok" });
-    for (const id of ["library.backend.UCX", "pair.UCX"]) {
-      expect(checks[id]).toMatchObject({
+    test("a backend that does not start: UCX's reason and the setting that selected it", async () => {
+      const environment = { ...process.env, UCX_TLS: "foo", NIXL_BACKEND: "UCX" };
+      const checks = byId((await doctor({ environment })).checks);
+      expect(checks["variables.backend"]).toMatchObject({
         status: "note",
-        found: "not tested: its plugin does not load",
+        found: "UCX, from NIXL_BACKEND",
       });
-    }
-  });
-});
+      const backend = checks["library.backend.UCX"];
+      expect(backend).toMatchObject({
+        status: "fail",
+        found: expect.stringContaining("selected by NIXL_BACKEND"),
+      });
+      expect(backend?.found).toMatch(
+        /\nits output ended with:\n.*transport 'foo' is not available, please use one or more of/,
+      );
+    });
+
+    test("a storage backend: it starts, and the pair is not tested", async () => {
+      const checks = byId((await doctor({ backends: ["POSIX"] })).checks);
+      expect(checks["library.backend.POSIX"]).toMatchObject({
+        status: "ok",
+        details: { metadataBytes: null, memoryTypes: ["DRAM", "FILE"] },
+      });
+      const found = "not tested: storage only: it reaches no other agent";
+      expect(checks["pair.POSIX"]).toMatchObject({ status: "note", found });
+    });
+
+    test("a truncated plugin is reported, and nothing crashes", async () => {
+      const library = await brokenCopy(await findLibrary(), join(empty, "broken"));
+      const report = await doctor({ library });
+      const checks = byId(report.checks);
+      expect(report.verdict).toBe("fail");
+      expect(checks["library.path"]).toMatchObject({ status: "ok", details: { path: library } });
+      expect(checks["plugins.UCX"]).toMatchObject({
+        status: "fail",
+        found: expect.stringMatching(/^is damaged: the loader (dies|ends) .*truncated/),
+        fix: expect.stringContaining("kv-nixl install --force"),
+      });
+      expect(checks["plugins.POSIX"]).toMatchObject({ status: "ok" });
+      for (const id of ["library.backend.UCX", "pair.UCX"]) {
+        expect(checks[id]).toMatchObject({
+          status: "note",
+          found: "not tested: its plugin does not load",
+        });
+      }
+    });
+  },
+);
 
 describe("doctor without NIXL", () => {
   test("a KV_NIXL_LIBRARY that does not exist fails, and nothing else is tested", async () => {

@@ -3,6 +3,8 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { isMainThread, parentPort, Worker, workerData } from "node:worker_threads";
 import { type NixlAgent, nixlTransport } from "@kv/nixl";
+import { listsOf } from "../support/pair.js";
+import { scattered } from "../support/pattern.js";
 import type { PEER_PHASES } from "./cells.js";
 
 /**
@@ -34,7 +36,8 @@ const [BLOCK, SMALL_BLOCK, MAX_BLOCKS] = [65_536, 64, 16_384];
 const [AGENTS, TRANSFERS] = [3, 2];
 
 async function start() {
-  const transport = nixlTransport(options);
+  const { backends, env } = options;
+  const transport = nixlTransport({ backends, env });
   const memory = transport.allocate(options.lengthBytes);
   memory.bytes.fill(7);
   const newAgent = async () => {
@@ -49,16 +52,10 @@ async function start() {
     await agent.addRemote(Buffer.from(of.metadata, "base64"));
     const block = phase.startsWith("small") ? SMALL_BLOCK : BLOCK;
     const count = phase === "check" ? 4 : Math.min(MAX_BLOCKS, options.lengthBytes / block);
-    // Not side by side, or they would be read as one.
-    const ids = Int32Array.from({ length: count }, (_, index) => (index * 7) % count);
-    const rows = (address: number) => Float64Array.of(address, block, 0, block, count);
-    const local = await agent.prepareLocal({ memoryType: "DRAM", rows: rows(memory.address) });
-    const remote = await agent.prepareRemote(of.name, {
-      memoryType: "DRAM",
-      rows: rows(of.address),
-    });
+    const { move } = await listsOf(agent, memory, of.name, of, block, count);
     const operation = phase.includes("write") ? "WRITE" : "READ";
-    return () => agent.transfer({ operation, local, localIds: ids, remote, remoteIds: ids }).done;
+    // Not side by side, or they would be read as one.
+    return () => move(operation, scattered(count, 7)).done;
   };
   /** Whether the agent's bytes are those that all have. */
   const check = async (task: PeerTask): Promise<string> => {

@@ -2,8 +2,11 @@
 // `{ cell, problems }`. In a process of its own, whose threads and descriptors it can count.
 import { type ChildProcess, spawn } from "node:child_process";
 import { readdirSync, readFileSync } from "node:fs";
-import { KvError } from "@kv/interface";
+import { setTimeout as sleep } from "node:timers/promises";
 import { type NixlTransport, nixlTransport } from "@kv/nixl";
+import { codeOf } from "../support/code-of.js";
+import { listsOf } from "../support/pair.js";
+import { scattered } from "../support/pattern.js";
 import { Cable } from "./cable.js";
 import { type Cell, isByPeer, nameOf, settingsOf } from "./cells.js";
 import type { PeerReport, PeerTask } from "./dying-peer.js";
@@ -17,6 +20,7 @@ const { cells, peerFile } = JSON.parse(process.argv[2] ?? "{}") as Options;
 
 const LENGTH = 32 << 20;
 const BLOCK = 16_384;
+const COUNT = LENGTH / BLOCK;
 /** A transfer fails within its own deadline, and this much for a busy machine. */
 const TRANSFER_MS = 1500;
 const LATE_MS = 2000;
@@ -36,7 +40,6 @@ const CONNECTIONS_TO_AGENT = 4;
  */
 const MEMORY_BYTES = 192 << 20;
 
-const sleep = (ms: number) => new Promise<void>((resolve) => setTimeout(resolve, ms));
 const descriptors = () => readdirSync("/proc/self/fd").length;
 const threads = () =>
   readdirSync("/proc/self/task").filter((task) => {
@@ -105,7 +108,7 @@ function tell({ process: child }: Peer, task: PeerTask): Promise<string> {
     child.once("message", (word) => resolve(String(word))),
   );
   child.send(task);
-  return Promise.race([said, sleep(BEGIN_MS).then(() => "no answer")]);
+  return Promise.race([said, sleep(BEGIN_MS, "no answer")]);
 }
 
 async function run(
@@ -119,17 +122,11 @@ async function run(
   const outcome = async (
     what: string,
     call: Promise<unknown>,
-    limitMs: number,
-  ): Promise<string> => {
+    limitMs = TRANSFER_MS + NOTIFY_MS,
+  ) => {
     const begun = performance.now();
-    const settled = call.then(
-      () => "done",
-      (error: unknown) => (KvError.is(error) ? `${error.code}: ${error.message}` : String(error)),
-    );
-    const result = await Promise.race([
-      settled,
-      sleep(limitMs + LATE_MS + 2000).then(() => "no answer"),
-    ]);
+    const late = sleep(limitMs + LATE_MS + 2000, "no answer");
+    const result = await Promise.race([codeOf(call), late]);
     const tookMs = performance.now() - begun;
     if (tookMs > limitMs + LATE_MS)
       problems.push(`${what} took ${Math.round(tookMs)} ms: ${result}`);
@@ -141,29 +138,17 @@ async function run(
   await agent.register(memory);
   const metadata = Buffer.from(await agent.localMetadata()).toString("base64");
   const own: PeerReport = { name: agent.name, address: memory.address, metadata };
-  const rows = (address: number) => Float64Array.of(address, BLOCK, 0, BLOCK, LENGTH / BLOCK);
-  const local = await agent.prepareLocal({ memoryType: "DRAM", rows: rows(memory.address) });
-  const all = Int32Array.from(
-    { length: LENGTH / BLOCK },
-    (_, index) => (index * 7) % (LENGTH / BLOCK),
-  );
+  const all = scattered(COUNT, 7);
+  const lists = new Map<Peer, Awaited<ReturnType<typeof listsOf>>>();
   const connect = async (peer: Peer) => {
     await agent.addRemote(Buffer.from(peer.metadata, "base64"));
-    return agent.prepareRemote(peer.name, { memoryType: "DRAM", rows: rows(peer.address) });
+    return listsOf(agent, memory, peer.name, peer, BLOCK, COUNT);
   };
   const move = async (operation: "READ" | "WRITE", peer: Peer, ids: Int32Array) => {
-    const remote = lists.get(peer) ?? (await connect(peer));
-    lists.set(peer, remote);
-    await agent.transfer({
-      operation,
-      local,
-      localIds: ids,
-      remote,
-      remoteIds: ids,
-      timeoutMs: TRANSFER_MS,
-    }).done;
+    const known = lists.get(peer) ?? (await connect(peer));
+    lists.set(peer, known);
+    await known.move(operation, ids, { timeoutMs: TRANSFER_MS }).done;
   };
-  const lists = new Map<Peer, Awaited<ReturnType<typeof connect>>>();
   await move("READ", healthy, all.subarray(0, 8));
   if (!isByPeer(cell) && cell.phase !== "handshake") await move("READ", bad, all.subarray(0, 8));
 
@@ -172,7 +157,6 @@ async function run(
     if (said !== "begun") problems.push(`the peer that was to act: ${said}`);
   };
   const actions: Partial<Record<Cell["phase"], () => Promise<unknown>>> = {
-    idle: () => Promise.resolve(),
     read: () => move("READ", bad, all),
     write: () => move("WRITE", bad, all),
     notify: async () => {
@@ -184,18 +168,12 @@ async function run(
     handshake: () => move("READ", bad, all.subarray(0, 8)),
   };
   if (isByPeer(cell)) await byPeer();
-  const acting = outcome(
-    cell.phase,
-    actions[cell.phase]?.() ?? Promise.resolve(),
-    TRANSFER_MS + NOTIFY_MS,
-  );
+  const act = actions[cell.phase] ?? (() => Promise.resolve());
+  const acting = outcome(cell.phase, act());
   await sleep(Math.random() * 4);
   await end(bad, cell.ending);
-  const during = outcome(
-    "READ of a healthy peer meanwhile",
-    move("READ", healthy, all.subarray(0, 64)),
-    TRANSFER_MS + NOTIFY_MS,
-  );
+  const few = all.subarray(0, 64);
+  const during = outcome("READ of a healthy peer meanwhile", move("READ", healthy, few));
   await acting;
   const healthyDuring = await during;
   if (healthyDuring !== "done" && cell.route !== "libfabric-tcp")
@@ -204,11 +182,7 @@ async function run(
     const said = await tell(healthy, { phase: "check", of: own });
     if (said !== "right") problems.push(`a healthy peer's READ of the agent: ${said}`);
   } else {
-    const after = await outcome(
-      "READ afterwards",
-      move("READ", bad, all.subarray(0, 64)),
-      TRANSFER_MS + NOTIFY_MS,
-    );
+    const after = await outcome("READ afterwards", move("READ", bad, few));
     // CMA copies from a process that is stopped, and from one whose agent has closed but whose
     // memory is there.
     if (after === "done" && cell.route !== "ucx-cma")
@@ -218,7 +192,7 @@ async function run(
   memory.bytes.fill(0, 0, 64 * BLOCK);
   const good = await outcome(
     "READ of a healthy peer",
-    move("READ", healthy, Int32Array.of(0, 1, 2, 3)),
+    move("READ", healthy, scattered(4)),
     TRANSFER_MS,
   );
   if (good !== "done") problems.push(`healthy peer afterwards: ${good}`);

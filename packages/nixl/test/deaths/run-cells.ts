@@ -1,4 +1,5 @@
 import { spawn } from "node:child_process";
+import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 import { bundled } from "@kv/testing/node-programs";
 import { type Cell, isByPeer, nameOf, ROUTES } from "./cells.js";
@@ -70,14 +71,10 @@ function observe(
     const child = spawn(process.execPath, [file, JSON.stringify(options)], {
       stdio: ["ignore", "pipe", "pipe"],
     });
-    let [text, stderr, written] = ["", "", 0];
-    child.stdout.on("data", (chunk: Buffer) => {
-      const lines = (text + chunk.toString()).split("\n");
-      text = lines.pop() ?? "";
-      for (const line of lines) {
-        onResult(JSON.parse(line) as CellResult, written);
-        written = 0;
-      }
+    let [stderr, written] = ["", 0];
+    createInterface({ input: child.stdout }).on("line", (line) => {
+      onResult(JSON.parse(line) as CellResult, written);
+      written = 0;
     });
     child.stderr.on("data", (chunk: Buffer) => {
       stderr = (stderr + chunk.toString()).slice(-4000);

@@ -1,10 +1,15 @@
 import { existsSync } from "node:fs";
-import type { Agent } from "@kv/interface";
+import { expectThrown } from "@kv/conformance/expect-error";
+import type { Agent, KvErrorCode } from "@kv/interface";
 import { type DeviceMemoryOptions, deviceMemory, nixlTransport } from "@kv/nixl";
 import { manualClock } from "@kv/testing/manual-clock";
 import { type FakeCuda, fakeCudaMissing, loadFakeCuda } from "@kv/testing/nixl/fake-cuda";
 import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { afterAll, beforeAll, describe, expect, test, vi } from "vitest";
+import { faults } from "../support/fake-faults.js";
+import { listsOf } from "../support/pair.js";
+import { scattered } from "../support/pattern.js";
+import { refused } from "../support/refused.js";
 import { movesThroughDevices } from "./device-transfer-case.js";
 
 const LENGTH = 1 << 20;
@@ -25,38 +30,26 @@ describe.skipIf(missing)(
     });
     afterAll(() => transport.close());
 
-    const refuses = async (options: DeviceMemoryOptions, why: RegExp) => {
-      const memory = deviceMemory(options);
-      const refusal = expect.objectContaining({
-        code: "KV_MEMORY_INVALID",
-        message: expect.stringMatching(why),
-      });
-      await expect(agent.register(memory)).rejects.toEqual(refusal);
-      memory.close();
+    type Place = Pick<DeviceMemoryOptions, "address"> & Partial<DeviceMemoryOptions>;
+    const registers = async (place: Place) => {
+      using memory = deviceMemory({ lengthBytes: LENGTH, deviceId: 0, ...place });
+      await (await agent.register(memory)).close();
     };
+    const refuses = async (place: Place, why: RegExp) => {
+      const { message } = await refused(registers(place), "KV_MEMORY_INVALID");
+      expect(message).toMatch(why);
+    };
+    const NOT_DEVICE = /the address is not device memory/;
     const allocate = (deviceId: number) =>
       transport.allocate(LENGTH, { memoryType: "VRAM", deviceId });
-    const accepts = async (options: DeviceMemoryOptions) => {
-      const memory = deviceMemory(options);
-      const registration = await agent.register(memory);
-      await registration.close();
-      memory.close();
-    };
 
     // Runs before another test loads it.
     test("without a loaded driver no device memory can be registered", async () => {
-      await refuses(
-        { address: 1n << 40n, lengthBytes: LENGTH, deviceId: 0 },
-        /device 0: no CUDA driver/,
-      );
+      await refuses({ address: 1n << 40n }, /device 0: no CUDA driver/);
       if (!hasDriver) {
-        expect(() => transport.allocate(LENGTH, { memoryType: "VRAM" })).toThrow(
-          expect.objectContaining({
-            code: "KV_TRANSPORT_UNSUPPORTED",
-            message: expect.stringContaining("cannot allocate memory of a GPU: libcuda.so.1: "),
-            hint: expect.stringContaining("NVIDIA driver"),
-          }),
-        );
+        const { message, hint } = expectThrown(() => allocate(0), "KV_TRANSPORT_UNSUPPORTED");
+        expect(message).toContain("cannot allocate memory of a GPU: libcuda.so.1: ");
+        expect(hint).toContain("NVIDIA driver");
       }
       cuda = loadFakeCuda();
     });
@@ -64,51 +57,31 @@ describe.skipIf(missing)(
     test("accepts an allocation and parts of it, and nothing beyond its ends", async () => {
       const memory = allocate(1);
       const { address } = memory;
-      await accepts({ address, lengthBytes: LENGTH, deviceId: 1 });
-      await accepts({ address: address + 4096, lengthBytes: LENGTH - 4096, deviceId: 1 });
+      const deviceId = 1;
+      await registers({ address, deviceId });
+      await registers({ address: address + 4096, lengthBytes: LENGTH - 4096, deviceId });
       await refuses(
-        { address, lengthBytes: LENGTH + 1, deviceId: 1 },
+        { address, lengthBytes: LENGTH + 1, deviceId },
         /the memory after byte 1048576 is not device memory/,
       );
-      await refuses(
-        { address: address - 1, lengthBytes: LENGTH, deviceId: 1 },
-        /the address is not device memory/,
-      );
+      await refuses({ address: address - 1, deviceId }, NOT_DEVICE);
+      await refuses({ address }, /not memory of CUDA device 0: it is memory of device 1/);
       memory.close();
-      await refuses(
-        { address, lengthBytes: LENGTH, deviceId: 1 },
-        /the address is not device memory/,
-      );
-    });
-
-    test("memory of another device: the error names both devices", async () => {
-      const memory = allocate(1);
-      await refuses(
-        { address: memory.address, lengthBytes: LENGTH, deviceId: 0 },
-        /not memory of CUDA device 0: it is memory of device 1/,
-      );
-      memory.close();
+      await refuses({ address, deviceId }, NOT_DEVICE);
     });
 
     test("refuses host memory", async () => {
-      const memory = transport.allocate(LENGTH);
-      await refuses(
-        { address: memory.address, lengthBytes: LENGTH, deviceId: 0 },
-        /the address is not device memory/,
-      );
-      memory.close();
+      using memory = transport.allocate(LENGTH);
+      await refuses({ address: memory.address }, NOT_DEVICE);
     });
 
     test("an allocation that is mapped in pieces is checked piece by piece", async () => {
       const [whole, torn] = [allocate(0).address, allocate(0).address];
       cuda.split(whole, 8192, 0);
-      await accepts({ address: whole, lengthBytes: LENGTH, deviceId: 0 });
+      await registers({ address: whole });
       cuda.split(torn, 8192, 1);
-      await accepts({ address: torn, lengthBytes: 8192, deviceId: 0 });
-      await refuses(
-        { address: torn, lengthBytes: LENGTH, deviceId: 0 },
-        /it is memory of device 1/,
-      );
+      await registers({ address: torn, lengthBytes: 8192 });
+      await refuses({ address: torn }, /it is memory of device 1/);
     });
 
     test.each([
@@ -121,45 +94,28 @@ describe.skipIf(missing)(
     test("allocate gives zeroed memory of a GPU, which is copied, registered, read by a peer and closed", async () => {
       const near = allocate(1);
       const far = transport.allocate(LENGTH, { memoryType: "VRAM" });
-      expect([near.memoryType, near.deviceId, far.deviceId, near.bytes.length]).toEqual([
-        "VRAM",
-        1,
-        0,
-        0,
-      ]);
+      expect(near).toMatchObject({ memoryType: "VRAM", deviceId: 1, bytes: new Uint8Array() });
+      expect(far.deviceId).toBe(0);
       const runs = Float64Array.of(65_536, 4, 0, 2, 100, 0);
       expect(new Uint8Array(await near.gather(runs))).toEqual(new Uint8Array(6));
       await far.scatter(runs, Uint8Array.of(1, 2, 3, 4, 5, 6).buffer);
       expect([...new Uint8Array(await far.gather(Float64Array.of(0, 3)))]).toEqual([5, 6, 0]);
       const other = await transport.createAgent();
       const [, registration] = [await agent.register(near), await other.register(far)];
-      expect(() => far.close()).toThrow(expect.objectContaining({ code: "KV_MEMORY_IN_USE" }));
+      expectThrown(() => far.close(), "KV_MEMORY_IN_USE");
       await agent.addRemote(await other.localMetadata());
-      const listOf = ({ address, deviceId }: typeof near) => ({
-        memoryType: "VRAM" as const,
-        rows: Float64Array.of(address, LENGTH, deviceId, LENGTH, 1),
-      });
-      const [local, remote] = [
-        await agent.prepareLocal(listOf(near)),
-        await agent.prepareRemote(other.name, listOf(far)),
-      ];
-      const ids = Int32Array.of(0);
-      await agent.transfer({ operation: "READ", local, remote, localIds: ids, remoteIds: ids })
-        .done;
+      const { move } = await listsOf(agent, near, other.name, far, LENGTH, 1);
+      await move("READ", scattered(1)).done;
       expect([...new Uint8Array(await near.gather(runs))]).toEqual([1, 2, 3, 4, 5, 6]);
       await registration.close();
       await other.close();
-      const address = far.address;
       far.close();
       far.close();
-      await refuses(
-        { address, lengthBytes: LENGTH, deviceId: 0 },
-        /the address is not device memory/,
-      );
-      await expect(far.gather(runs)).rejects.toMatchObject({ code: "KV_MEMORY_INVALID" });
+      await refuses({ address: far.address }, NOT_DEVICE);
+      await refused(far.gather(runs), "KV_MEMORY_INVALID");
     });
 
-    test.each([
+    test.each<[number, number, KvErrorCode, string]>([
       [2, LENGTH, "KV_TRANSPORT_UNSUPPORTED", "of GPU 2: this process sees 2 GPUs"],
       [1, 2 ** 50, "KV_MEMORY_INVALID", "of GPU 1: out of memory (CUDA error 2)"],
       [-1, LENGTH, "KV_MEMORY_INVALID", "of device -1: the length is a positive integer"],
@@ -171,15 +127,14 @@ describe.skipIf(missing)(
       ],
       [0, 0, "KV_MEMORY_INVALID", "cannot allocate 0 bytes of device 0"],
     ])("allocate on GPU %i of %i bytes: %s", (deviceId, lengthBytes, code, message) => {
-      expect(() => transport.allocate(lengthBytes, { memoryType: "VRAM", deviceId })).toThrow(
-        expect.objectContaining({ code, message: expect.stringContaining(message) }),
-      );
+      const allocates = () => transport.allocate(lengthBytes, { memoryType: "VRAM", deviceId });
+      expect(expectThrown(allocates, code).message).toContain(message);
     });
 
     test("memory of a GPU stays until its copies have ended", async () => {
-      const memory = transport.allocate(LENGTH, { memoryType: "VRAM" });
+      const memory = allocate(0);
       const copied = memory.gather(Float64Array.of(0, LENGTH));
-      expect(() => memory.close()).toThrow(expect.objectContaining({ code: "KV_MEMORY_IN_USE" }));
+      expectThrown(() => memory.close(), "KV_MEMORY_IN_USE");
       await copied;
       memory.close();
     });
@@ -194,14 +149,14 @@ describe.skipIf(missing)(
       const memory = allocate(0);
       await stuck.register(memory);
       await stuck.addRemote(await agent.localMetadata());
-      process.env.FAKE_NIXL_STALL_CALLS = "3000";
+      faults({ STALL_CALLS: 3000 });
       const told = stuck.notify(agent.name, Uint8Array.of(1)).catch(() => {});
       const closing = stuck.close({ timeoutMs: 0 });
       await new Promise((resolve) => setImmediate(resolve));
       clock.advance(5000);
       await Promise.all([closing, told]);
-      expect(() => memory.close()).toThrow(expect.objectContaining({ code: "KV_MEMORY_IN_USE" }));
-      delete process.env.FAKE_NIXL_STALL_CALLS;
+      expectThrown(() => memory.close(), "KV_MEMORY_IN_USE");
+      faults();
       await vi.waitFor(() => memory.close(), { timeout: 15_000 });
     });
   },

@@ -1,6 +1,6 @@
-import { describePlugins, findLibrary } from "@kv/nixl";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { describe, expect, test } from "vitest";
+import { pluginMissing } from "../support/plugins.js";
 import { runChild } from "../support/run-child.js";
 
 interface Outcome {
@@ -10,11 +10,7 @@ interface Outcome {
   hint: string;
 }
 
-const described =
-  nixlMissing === undefined
-    ? await describePlugins({ libraryPath: await findLibrary(), names: ["POSIX"] })
-    : [];
-const posix = described.some(({ loads }) => loads);
+const posixMissing = await pluginMissing("POSIX");
 
 /**
  * Registers host addresses as device memory with real NIXL, in another process, because NIXL may
@@ -45,7 +41,7 @@ describe.skipIf(nixlMissing)(
       }
     });
 
-    test.skipIf(!posix)(
+    test.skipIf(posixMissing)(
       "POSIX, which has no device memory: the error names its memory types and the remedy",
       { timeout: 240_000 },
       async () => {

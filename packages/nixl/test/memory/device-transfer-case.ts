@@ -1,6 +1,7 @@
-import type { Agent, Memory } from "@kv/interface";
+import type { Memory } from "@kv/interface";
 import type { NixlTransport } from "@kv/nixl";
 import { expect } from "vitest";
+import { blocksOf } from "../support/pair.js";
 import { fillPattern, scattered } from "../support/pattern.js";
 
 const BLOCK = 16_384;
@@ -27,46 +28,28 @@ export async function movesThroughDevices(
     for (const memory of [source, target, here]) await near.register(memory);
     await far.register(there);
     await near.addRemote(await far.localMetadata());
-    const table = ({ memoryType, address, deviceId }: Memory) => ({
-      memoryType,
-      rows: Float64Array.of(address, BLOCK, deviceId, BLOCK, COUNT),
-    });
-    const move = movesBlocks(near, await near.prepareRemote(far.name, table(there)));
-    const [fromHost, toHost, onDevice] = [
-      await near.prepareLocal(table(source)),
-      await near.prepareLocal(table(target)),
-      await near.prepareLocal(table(here)),
-    ];
+    const remote = await near.prepareRemote(far.name, blocksOf(there, BLOCK, COUNT));
+    /** Block i goes to or comes from remote block `i * step % COUNT`. */
+    const move = async (operation: "READ" | "WRITE", memory: Memory, step: number) => {
+      const local = await near.prepareLocal(blocksOf(memory, BLOCK, COUNT));
+      const ids = { localIds: scattered(COUNT), remoteIds: scattered(COUNT, step) };
+      const { lengthBytes } = await near.transfer({ operation, local, remote, ...ids }).done;
+      expect(lengthBytes).toBe(LENGTH);
+    };
     fillPattern(source.bytes, 5);
-    await move("WRITE", fromHost, 7);
+    await move("WRITE", source, 7);
     expect(same(await bytesOf(there), shuffled(source.bytes, 7))).toBe(true);
-    await move("READ", onDevice, 1);
+    await move("READ", here, 1);
     expect(same(await bytesOf(here), shuffled(source.bytes, 7))).toBe(true);
     await here.scatter(ALL, await source.gather(ALL));
-    await move("WRITE", onDevice, 1);
-    await move("READ", toHost, 1);
+    await move("WRITE", here, 1);
+    await move("READ", target, 1);
     expect(same(target.bytes, source.bytes)).toBe(true);
   } finally {
     await near.close();
     await far.close();
     for (const memory of [here, there, source, target]) memory.close();
   }
-}
-
-type Lists = Parameters<Agent["transfer"]>[0];
-
-/**
- * Returns a function that transfers all blocks of a local list; block i goes to or comes from
- * remote block `i * step % COUNT`.
- */
-function movesBlocks(agent: Agent, remote: Lists["remote"]) {
-  const localIds = Int32Array.from({ length: COUNT }, (_, index) => index);
-  return async (operation: Lists["operation"], local: Lists["local"], step: number) => {
-    const remoteIds = scattered(COUNT, step);
-    const { lengthBytes } = await agent.transfer({ operation, local, remote, localIds, remoteIds })
-      .done;
-    expect(lengthBytes).toBe(LENGTH);
-  };
 }
 
 function shuffled(bytes: Uint8Array, step: number): Uint8Array {

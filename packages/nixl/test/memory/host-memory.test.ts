@@ -8,25 +8,36 @@ import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { describe, expect, test } from "vitest";
 import { loadAddon } from "../../src/addon/load-addon.js";
 import { allocateHostMemory } from "../../src/memory/host-memory.js";
+import { listsOf } from "../support/pair.js";
+import { scattered } from "../support/pattern.js";
+import { refused } from "../support/refused.js";
 
 const { port1 } = new threads.MessageChannel();
 
 describe.skipIf(nixlMissing)(`memory of the addon (${nixlMissing ?? "found"})`, () => {
-  test("its buffer cannot move to another thread, and views of it are empty after close", () => {
-    const memory = nixlTransport().allocate(8192);
-    const { bytes } = memory;
-    bytes[0] = 1;
-    try {
-      // Node 20 sends a copy; later versions refuse.
-      port1.postMessage(bytes.buffer, [bytes.buffer as ArrayBuffer]);
-    } catch (error) {
-      expect((error as Error).name).toBe("DataCloneError");
-    }
-    expect(bytes[0]).toBe(1);
-    memory.close();
-    // Empty; on Node 24, which cannot detach it, zeros.
-    expect(bytes[0] ?? 0).toBe(0);
-  });
+  test.each([
+    ["", false],
+    [", also when the user marked it as untransferable", true],
+  ])(
+    "its buffer cannot move to another thread, and views of it are empty after close%s",
+    (_, marked) => {
+      const memory = nixlTransport().allocate(8192);
+      const { bytes } = memory;
+      bytes[0] = 1;
+      try {
+        // Node 20 sends a copy; later versions refuse.
+        port1.postMessage(bytes.buffer, [bytes.buffer as ArrayBuffer]);
+      } catch (error) {
+        expect((error as Error).name).toBe("DataCloneError");
+      }
+      expect(bytes[0]).toBe(1);
+      if (marked) threads.markAsUntransferable(bytes.buffer);
+      memory.close();
+      memory.close();
+      // Empty; on Node 24, which cannot detach it, zeros.
+      expect(bytes[0] ?? 0).toBe(0);
+    },
+  );
 
   test("memory that is longer than a view has views of its parts, which are one memory", async () => {
     const memory = allocateHostMemory(loadAddon(), 100_000, {
@@ -59,14 +70,9 @@ describe.skipIf(nixlMissing)(`memory of the addon (${nixlMissing ?? "found"})`, 
       expect(() => memory.bytes).toThrow(/does not fit in one view/);
     else expect(memory.bytes[length - 1]).toBe(9);
     await reader.addRemote(await owner.localMetadata());
-    const table = (address: number) => ({
-      memoryType: "DRAM" as const,
-      rows: Float64Array.of(address, 4096, 0, 4096, 1),
-    });
-    const local = await reader.prepareLocal(table(target.address));
-    const remote = await reader.prepareRemote(owner.name, table(memory.address + length - 4096));
-    const ids = Int32Array.of(0);
-    await reader.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids }).done;
+    const last = { address: memory.address + length - 4096 };
+    const { move } = await listsOf(reader, target, owner.name, last, 4096, 1);
+    await move("READ", scattered(1)).done;
     expect(target.bytes.every((byte) => byte === 9)).toBe(true);
     await Promise.all([owner.close(), reader.close()]);
   });
@@ -112,16 +118,9 @@ describe.skipIf(nixlMissing)(`memory of the addon (${nixlMissing ?? "found"})`, 
     first.close();
 
     const second = transport.allocate(2 ** 30);
-    const late = expect(agent.register(second)).rejects.toMatchObject({ code: "KV_AGENT_CLOSED" });
+    const late = refused(agent.register(second), "KV_AGENT_CLOSED");
     await agent.close();
     await late;
     second.close();
-  });
-
-  test("close works with a buffer that the user marked as untransferable", () => {
-    const memory = nixlTransport().allocate(8192);
-    threads.markAsUntransferable(memory.bytes.buffer);
-    memory.close();
-    expect(() => memory.close()).not.toThrow();
   });
 });

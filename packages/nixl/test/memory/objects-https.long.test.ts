@@ -1,15 +1,18 @@
 // A long suite: waits for NIXL, which tries a wrong certificate for 25 s.
+import { execFileSync } from "node:child_process";
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { nixlMissing } from "@kv/testing/nixl/nixl-available";
+import { nixlTransport, objectMemory } from "@kv/nixl";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { makeCertificate } from "../support/certificates.js";
-import { objectRoundTrip } from "../support/object-round-trip.js";
-import { type ObjectStore, startObjectStore } from "../support/object-store.js";
-import { objMissing } from "../support/plugins.js";
+import { type ObjectStore, objectBackend, startObjectStore } from "../support/object-store.js";
+import { listsOf } from "../support/pair.js";
+import { pluginMissing } from "../support/plugins.js";
+import { refused } from "../support/refused.js";
+import { storesAndLoads } from "./storage-cases.js";
 
-const missing = nixlMissing ?? objMissing;
+const BLOCK = 65_536;
+const missing = await pluginMissing("OBJ");
 
 // The store is in the same process: Node's OpenSSL serves what NIXL's SDK requests with the
 // system's.
@@ -18,9 +21,18 @@ describe.skipIf(missing)(`objects of a store over HTTPS (${missing ?? "OBJ found
   let store: ObjectStore;
   const file = (name: string) => join(folder, name);
 
+  /** Makes `name.pem`, a certificate for 127.0.0.1 that signs itself, and `name.key`. */
+  function makeCertificate(name: string): void {
+    const options =
+      "-x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -addext subjectAltName=IP:127.0.0.1";
+    const files = ["-keyout", file(`${name}.key`), "-out", file(`${name}.pem`)];
+    const args = ["req", ...options.split(" "), "-subj", `/CN=${name}`, ...files];
+    execFileSync("openssl", args, { stdio: "pipe" });
+  }
+
   beforeAll(async () => {
     folder = mkdtempSync(join(tmpdir(), "kv-nixl-https-"));
-    for (const name of ["store", "other"]) makeCertificate(folder, name);
+    for (const name of ["store", "other"]) makeCertificate(name);
     store = await startObjectStore({
       key: readFileSync(file("store.key"), "utf8"),
       cert: readFileSync(file("store.pem"), "utf8"),
@@ -31,18 +43,26 @@ describe.skipIf(missing)(`objects of a store over HTTPS (${missing ?? "OBJ found
     rmSync(folder, { recursive: true, force: true });
   });
 
-  test("WRITE and READ with a store whose certificate is trusted", {
-    timeout: 120_000,
-  }, async () => {
-    expect(await objectRoundTrip(store.port, file("store.pem"))).toBe(true);
-    expect(store.objects.has("/kv/block")).toBe(true);
-  });
+  /** Writes and reads an object with a transport that trusts only this certificate. */
+  async function roundTrip(certificate: string): Promise<void> {
+    const trust = { scheme: "https", ca_bundle: file(certificate) };
+    await using transport = nixlTransport({ backends: [objectBackend(store.port, trust)] });
+    await using agent = await transport.createAgent();
+    const memory = transport.allocate(BLOCK);
+    const object = objectMemory("block", { lengthBytes: BLOCK });
+    for (const each of [memory, object]) await agent.register(each);
+    const lists = await listsOf(agent, memory, agent.name, object, BLOCK, 1);
+    await storesAndLoads(agent, memory, lists, () => store.objects.get("/kv/block"));
+  }
+
+  test("WRITE and READ with a store whose certificate is trusted", { timeout: 120_000 }, () =>
+    roundTrip("store.pem"),
+  );
 
   // The SDK repeats the request for 25 s.
   test("a store with another certificate is refused", { timeout: 120_000 }, async () => {
     store.objects.clear();
-    const refused = objectRoundTrip(store.port, file("other.pem"));
-    await expect(refused).rejects.toMatchObject({ code: "KV_TRANSFER_FAILED" });
+    await refused(roundTrip("other.pem"), "KV_TRANSFER_FAILED");
     expect(store.objects.size).toBe(0);
   });
 });

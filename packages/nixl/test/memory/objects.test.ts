@@ -1,20 +1,20 @@
 import type { Agent, Memory, Transport } from "@kv/interface";
-import { describePlugins, findLibrary, nixlTransport, objectMemory } from "@kv/nixl";
+import { nixlTransport, objectMemory } from "@kv/nixl";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { type ObjectStore, startObjectStore } from "../support/object-store.js";
+import { type ObjectStore, objectBackend, startObjectStore } from "../support/object-store.js";
+import { blocksOf } from "../support/pair.js";
 import { fillPattern, scattered } from "../support/pattern.js";
+import { pluginMissing } from "../support/plugins.js";
+import { refused } from "../support/refused.js";
+import { refusesOtherStorage, storesAndLoads } from "./storage-cases.js";
 
 const BLOCK = 65_536;
 const COUNT = 24;
 const LENGTH = BLOCK * COUNT;
+const FIRST = scattered(1);
 
-const [plugin] =
-  nixlMissing === undefined
-    ? await describePlugins({ libraryPath: await findLibrary(), names: ["OBJ"] })
-    : [];
-const missing =
-  nixlMissing ?? (plugin?.loads === true ? undefined : "NIXL's OBJ plugin does not load");
+const missing = await pluginMissing("OBJ");
 
 describe.skipIf(missing)(`objects of a store (${missing ?? "OBJ found"})`, () => {
   let store: ObjectStore;
@@ -24,17 +24,7 @@ describe.skipIf(missing)(`objects of a store (${missing ?? "OBJ found"})`, () =>
 
   beforeAll(async () => {
     store = await startObjectStore();
-    const parameters = {
-      endpoint_override: `http://127.0.0.1:${store.port}`,
-      scheme: "http",
-      bucket: "kv",
-      region: "us-east-1",
-      access_key: "any",
-      secret_key: "any",
-      // Bodies without chunks and trailing checksums.
-      req_checksum: "required",
-    };
-    transport = nixlTransport({ backends: [{ name: "OBJ", parameters }] });
+    transport = nixlTransport({ backends: [objectBackend(store.port)] });
     agent = await transport.createAgent();
     memory = transport.allocate(LENGTH);
     await agent.register(memory);
@@ -45,15 +35,12 @@ describe.skipIf(missing)(`objects of a store (${missing ?? "OBJ found"})`, () =>
     await store?.close();
   });
 
-  const dram = (lengthBytes = BLOCK) =>
-    agent.prepareLocal({
-      memoryType: "DRAM",
-      rows: Float64Array.of(memory.address, lengthBytes, 0, lengthBytes, LENGTH / lengthBytes),
+  const listOf = (...tables: { rows: Float64Array }[]) =>
+    agent.prepareRemote(agent.name, {
+      memoryType: "OBJ",
+      rows: Float64Array.from(tables.flatMap(({ rows }) => [...rows])),
     });
-  const listOf = (...rows: number[][]) =>
-    agent.prepareRemote(agent.name, { memoryType: "OBJ", rows: Float64Array.from(rows.flat()) });
-  const whole = ({ lengthBytes, deviceId }: Memory) => [0, lengthBytes, deviceId, 0, 1];
-  const first = Int32Array.of(0);
+  const whole = (object: Memory) => blocksOf(object, object.lengthBytes, 1);
 
   test("the capabilities list OBJ", () => {
     expect(transport.capabilities).toMatchObject({
@@ -66,32 +53,20 @@ describe.skipIf(missing)(`objects of a store (${missing ?? "OBJ found"})`, () =>
     const objects = Array.from({ length: COUNT }, (_, index) =>
       objectMemory(`blocks/${index} of ${COUNT}`, { lengthBytes: BLOCK }),
     );
-    const registrations = await Promise.all(objects.map((object) => agent.register(object)));
-    const [local, remote] = [await dram(), await listOf(...objects.map(whole))];
-    fillPattern(memory.bytes, 3);
-    const written = Buffer.from(memory.bytes);
-    const ids = Int32Array.from({ length: COUNT }, (_, index) => index);
-    const places = scattered(COUNT, 7);
-    const write = { operation: "WRITE", local, localIds: ids, remote, remoteIds: places } as const;
-    expect((await agent.transfer(write).done).lengthBytes).toBe(LENGTH);
+    await Promise.all(objects.map((object) => agent.register(object)));
+    const local = await agent.prepareLocal(blocksOf(memory, BLOCK, COUNT));
+    const remote = await listOf(...objects.map(whole));
+    const written = await storesAndLoads(agent, memory, { local, remote }, (place) =>
+      store.objects.get(`/kv/blocks/${place} of ${COUNT}`),
+    );
     expect(store.objects.size).toBe(COUNT);
-    for (const [index, place] of places.entries()) {
-      const stored = store.objects.get(`/kv/blocks/${place} of ${COUNT}`);
-      expect(stored?.equals(written.subarray(index * BLOCK, (index + 1) * BLOCK))).toBe(true);
-    }
-    memory.bytes.fill(0);
-    await agent.transfer({ ...write, operation: "READ" }).done;
-    expect(written.equals(memory.bytes)).toBe(true);
 
     // The second half of an object, into the first half of the memory.
-    const [small, halves] = [
-      await dram(BLOCK / 2),
-      await listOf([0, BLOCK / 2, objects[places[5] ?? 0]?.deviceId ?? 0, BLOCK / 2, 2]),
-    ];
+    const place = scattered(COUNT, 7)[5] ?? 0;
     const half = {
-      local: small,
-      localIds: first,
-      remote: halves,
+      local: await agent.prepareLocal(blocksOf(memory, BLOCK / 2, 2 * COUNT)),
+      localIds: FIRST,
+      remote: await listOf(blocksOf(objects[place] ?? memory, BLOCK / 2, 2)),
       remoteIds: Int32Array.of(1),
     } as const;
     await agent.transfer({ operation: "READ", ...half }).done;
@@ -100,84 +75,49 @@ describe.skipIf(missing)(`objects of a store (${missing ?? "OBJ found"})`, () =>
     expect(() => agent.transfer({ operation: "WRITE", ...half })).toThrow(
       /WRITE replaces an object/,
     );
-    expect(() => agent.transfer({ ...write, notification: Buffer.from("x") })).toThrow(
-      /no peer to notify/,
-    );
-
-    await expect(registrations[0]?.close()).rejects.toMatchObject({ code: "KV_MEMORY_IN_USE" });
-    for (const list of [local, remote, small, halves]) await list.close();
-    for (const registration of registrations) await registration.close();
-    for (const object of objects) object.close();
   });
 
   test("an object longer than a slice is one request; rows shorter than the object are refused", async () => {
     const lengthBytes = 40 << 20;
     const large = transport.allocate(lengthBytes);
     const object = objectMemory("large", { lengthBytes });
-    const registrations = [await agent.register(large), await agent.register(object)];
-    const rows = Float64Array.of(
-      large.address,
-      lengthBytes,
-      0,
-      0,
-      1,
-      large.address,
-      BLOCK,
-      0,
-      0,
-      1,
-    );
+    for (const each of [large, object]) await agent.register(each);
+    const rows = Float64Array.of(...whole(large).rows, ...blocksOf(large, BLOCK, 1).rows);
     const local = await agent.prepareLocal({ memoryType: "DRAM", rows });
-    const [all, part] = [
-      await listOf(whole(object)),
-      await listOf([0, BLOCK, object.deviceId, 0, 1]),
-    ];
+    const [all, part] = [await listOf(whole(object)), await listOf(blocksOf(object, BLOCK, 1))];
+    const stored = () => store.objects.get("/kv/large");
     store.objects.set("/kv/large", Buffer.alloc(lengthBytes, 5));
-    const write = { operation: "WRITE", local, localIds: first, remoteIds: first } as const;
+    const read = { operation: "READ", local, localIds: FIRST, remoteIds: FIRST } as const;
+    const write = { ...read, operation: "WRITE" } as const;
     expect(() => agent.transfer({ ...write, localIds: Int32Array.of(1), remote: part })).toThrow(
       /WRITE replaces an object/,
     );
-    expect(store.objects.get("/kv/large")?.length).toBe(lengthBytes);
-    await agent.transfer({ ...write, operation: "READ", remote: all }).done;
+    expect(stored()?.length).toBe(lengthBytes);
+    await agent.transfer({ ...read, remote: all }).done;
     expect(large.bytes.every((byte) => byte === 5)).toBe(true);
     fillPattern(large.bytes, 8);
     await agent.transfer({ ...write, remote: all }).done;
-    expect(store.objects.get("/kv/large")?.equals(large.bytes)).toBe(true);
-    for (const list of [local, all, part]) await list.close();
-    for (const registration of registrations) await registration.close();
-    large.close();
+    expect(stored()?.equals(large.bytes)).toBe(true);
   });
 
   test("refuses rows outside of the object, absent objects, and objects of another agent", async () => {
-    const object = objectMemory("absent", { lengthBytes: BLOCK });
-    const registration = await agent.register(object);
-    await expect(listOf([1, BLOCK, object.deviceId, 0, 1])).rejects.toMatchObject({
-      code: "KV_MEMORY_NOT_REGISTERED",
-    });
-    await expect(listOf([0, BLOCK, 9999, 0, 1])).rejects.toMatchObject({
-      code: "KV_MEMORY_NOT_REGISTERED",
-    });
-    const table = { memoryType: "OBJ", rows: Float64Array.from(whole(object)) } as const;
-    await expect(agent.prepareRemote("somebody", table)).rejects.toMatchObject({
-      code: "KV_LIST_INVALID",
-    });
-    await expect(agent.prepareLocal(table)).rejects.toMatchObject({ code: "KV_LIST_INVALID" });
-    const [local, remote] = [await dram(), await agent.prepareRemote(agent.name, table)];
-    const read = { operation: "READ", local, localIds: first, remote, remoteIds: first } as const;
-    await expect(agent.transfer(read).done).rejects.toMatchObject({ code: "KV_TRANSFER_FAILED" });
-    for (const list of [local, remote]) await list.close();
-    await registration.close();
-    object.close();
-    await expect(agent.register(object)).rejects.toMatchObject({ code: "KV_MEMORY_INVALID" });
+    const absent = () => objectMemory("absent", { lengthBytes: BLOCK });
+    await refusesOtherStorage(agent, absent());
+    const object = absent();
+    await agent.register(object);
+    const [local, remote] = [
+      await agent.prepareLocal(blocksOf(memory, BLOCK, 1)),
+      await listOf(whole(object)),
+    ];
+    const read = { operation: "READ", local, localIds: FIRST, remote, remoteIds: FIRST } as const;
+    await refused(agent.transfer(read).done, "KV_TRANSFER_FAILED");
   });
 });
 
 test.skipIf(nixlMissing)("an object is refused without a backend for objects", async () => {
-  const transport = nixlTransport({ backends: ["UCX"] });
+  await using transport = nixlTransport({ backends: ["UCX"] });
   const agent = await transport.createAgent();
-  await expect(agent.register(objectMemory("any", { lengthBytes: 1 }))).rejects.toMatchObject({
-    code: "KV_MEMORY_INVALID",
-    hint: expect.stringContaining("OBJ"),
-  });
-  await transport.close();
+  const object = objectMemory("any", { lengthBytes: 1 });
+  const { hint } = await refused(agent.register(object), "KV_MEMORY_INVALID");
+  expect(hint).toContain("OBJ");
 });

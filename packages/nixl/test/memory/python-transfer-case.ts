@@ -1,6 +1,7 @@
 import { createHash } from "node:crypto";
 import { findLibrary, nixlTransport } from "@kv/nixl";
 import { expect } from "vitest";
+import { listsOf } from "../support/pair.js";
 import { fillPattern, scattered } from "../support/pattern.js";
 import { type PythonPeerOptions, startPythonPeer } from "../support/python-peer.js";
 
@@ -21,17 +22,9 @@ export async function movesWithPython(memory: PythonPeerOptions["memory"]): Prom
   const host = transport.allocate(LENGTH);
   await agent.register(host);
   expect(await agent.addRemote(peer.metadata)).toBe(peer.name);
-  const remote = await agent.prepareRemote(peer.name, {
-    memoryType: memory === "host" ? "DRAM" : "VRAM",
-    rows: Float64Array.of(peer.address, BLOCK, peer.deviceId, BLOCK, COUNT),
-  });
-  const local = await agent.prepareLocal({
-    memoryType: "DRAM",
-    rows: Float64Array.of(host.address, BLOCK, 0, BLOCK, COUNT),
-  });
-  const places = scattered(COUNT, 5);
-  const move = (operation: "READ" | "WRITE") =>
-    agent.transfer({ operation, local, localIds: places, remote, remoteIds: places }).done;
+  const theirs = { ...peer, memoryType: memory === "host" ? "DRAM" : "VRAM" } as const;
+  const lists = await listsOf(agent, host, peer.name, theirs, BLOCK, COUNT);
+  const move = (operation: "READ" | "WRITE") => lists.move(operation, scattered(COUNT, 5)).done;
   const hash = () => createHash("sha256").update(host.bytes).digest("hex");
 
   await move("READ");

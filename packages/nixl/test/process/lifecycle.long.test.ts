@@ -2,9 +2,8 @@
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { describe, expect, test } from "vitest";
 import { BOTH_BACKENDS } from "../support/both-backends.js";
-import { bundledChild } from "../support/bundled-child.js";
+import { runChild } from "../support/run-child.js";
 
-const child = await bundledChild("lifecycle.ts");
 const CODES: Readonly<Record<string, number>> = {
   closed: 0,
   "left-open": 0,
@@ -30,15 +29,9 @@ for (const { backend, missing } of BOTH_BACKENDS) {
     `exit of a process that used NIXL over ${backend} (${missing ?? "found"})`,
     () => {
       test.each(Object.entries(CODES))("%s: exit code %i", async (ending, code) => {
-        const end = await child([ending], { NIXL_BACKEND: backend });
-        expect({
-          code: end.code,
-          signal: end.signal,
-          stderr: code === 0 ? end.stderr : "",
-        }).toMatchObject({
-          code,
-          signal: null,
-        });
+        const env = { NIXL_BACKEND: backend };
+        const end = await runChild("lifecycle.ts", [ending], { env });
+        expect(end, end.stderr).toMatchObject({ code, signal: null });
         if (ending === "much-output") expect(end.stdout.length).toBe(1 << 20);
         if (ending === "waiting-reader") expect(end.stdout).toBe("the reader ended");
       });
@@ -51,7 +44,8 @@ describe.skipIf(nixlMissing)(
   `exit of a process with UCX's InfiniBand module (${nixlMissing ?? "found"})`,
   () => {
     test.each(["closed", "exit-7", "worker-terminated", "much-output"])("%s", async (ending) => {
-      const end = await child([ending], { NIXL_BACKEND: "UCX", UCX_MODULES: "^cuda" });
+      const env = { NIXL_BACKEND: "UCX", UCX_MODULES: "^cuda" };
+      const end = await runChild("lifecycle.ts", [ending], { env });
       expect([end.code, end.signal]).toEqual([CODES[ending], null]);
       if (ending === "much-output") expect(end.stdout.length).toBe(1 << 20);
     });

@@ -3,9 +3,10 @@ import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { objMissing } from "../support/plugins.js";
+import { pluginMissing } from "../support/plugins.js";
 import { runChild } from "../support/run-child.js";
 
+const objMissing = await pluginMissing("OBJ");
 /**
  * A line of the loader: which file asks for a symbol of OpenSSL, and which file it gets it from.
  */

@@ -1,21 +1,28 @@
 // A long suite: bundles @kv/nixl in several places.
 // Places in which the package runs: bundles, restricted processes, users without a home.
-import { spawnSync } from "node:child_process";
-import { mkdirSync, mkdtempSync, rmSync, symlinkSync } from "node:fs";
+import { execFileSync, spawnSync } from "node:child_process";
+import { chmodSync, mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { runInNewContext } from "node:vm";
+import type { Memory } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
+import { benchReportSchema } from "@kv/nixl/reports";
 import { ChildProcess, runInChild } from "@kv/program";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
+import { builtProgram } from "@kv/testing/node-programs";
 import { build } from "esbuild";
 import { afterAll, describe, expect, test, vi } from "vitest";
+import { wheelFor } from "../../src/install/wheels.js";
 import { cacheFolder } from "../../src/library/cache-folder.js";
 import { ADDON_OF_BUNDLES } from "../support/bundle.js";
+import { pairOf } from "../support/pair.js";
 
 const PACKAGE = fileURLToPath(new URL("../..", import.meta.url));
 const folder = mkdtempSync(join(tmpdir(), "kv-nixl-places-"));
+// Other users read it.
+chmodSync(folder, 0o755);
 afterAll(() => rmSync(folder, { recursive: true, force: true }));
 
 const READ = `
@@ -81,25 +88,55 @@ describe.skipIf(nixlMissing)(`N9: bundles (${nixlMissing ?? "found"})`, () => {
 });
 
 describe("restricted processes", () => {
+  const withPackage = (use: string) =>
+    `import(${JSON.stringify(join(PACKAGE, "dist/index.js"))}).then(${use})`;
+  /** Not root, whom no mode stops, and without an entry of /etc/passwd. */
+  const asNobody = (args: string[], env: Record<string, string>) =>
+    spawnSync(process.execPath, args, { encoding: "utf8", uid: 54_321, env: { PATH: "", ...env } });
+
   test("N7: a user without HOME and without an entry of /etc/passwd", () => {
     expect(cacheFolder({ XDG_CACHE_HOME: "/x" })).toBe("/x/kv-nixl");
-    const program = `import(${JSON.stringify(join(PACKAGE, "dist/index.js"))}).then(async ({ findLibrary }) =>
-      console.log(await findLibrary().catch((error) => error.code ?? error.message)))`;
-    const env: Record<string, string | undefined> = { ...process.env, PATH: "" };
-    for (const name of ["HOME", "XDG_CACHE_HOME", "KV_NIXL_LIBRARY", "NIXL_PREFIX"])
-      delete env[name];
-    const { stdout, stderr } = spawnSync(process.execPath, ["-e", program], {
-      encoding: "utf8",
-      uid: 54_321,
-      env,
-    });
+    const program = withPackage(`async ({ findLibrary }) =>
+      console.log(await findLibrary().catch((error) => error.code ?? error.message))`);
+    const { stdout, stderr } = asNobody(["-e", program], {});
     expect(stdout, stderr).not.toContain("homedir");
     expect(stdout.trim()).toMatch(/KV_LIBRARY_NOT_FOUND|libnixl_capi\.so/);
   });
 
+  test("a read-only HOME: an installation in it is used as it is, and what needs a write is refused", () => {
+    const home = join(folder, "read-only");
+    const [wheel, cache] = [wheelFor("1.5.0", 12, process.arch), join(home, ".cache/kv-nixl")];
+    const inside = join(cache, wheel.folder, wheel.folders[0] ?? "");
+    mkdirSync(inside, { recursive: true });
+    writeFileSync(join(inside, "libnixl_capi.so"), "");
+    writeFileSync(join(cache, "selected"), `${wheel.folder}\n`);
+    const install = (...args: string[]) =>
+      asNobody([builtProgram("kv-nixl"), "install", ...args], { HOME: home });
+    expect(install()).toMatchObject({ status: 0 });
+    const { stderr } = install("--cuda", "13");
+    expect(stderr).toContain("[KV_INSTALL_FAILED]");
+    expect(stderr).toContain("set XDG_CACHE_HOME to a folder that can be written");
+  });
+
+  test.skipIf(nixlMissing)(
+    "a seccomp filter that denies process_vm_readv: bytes arrive by another way",
+    async () => {
+      const program = join(folder, "without-vm-readv");
+      const source = fileURLToPath(new URL("../children/without_vm_readv.c", import.meta.url));
+      execFileSync(process.env["CC"] ?? "cc", [source, "-o", program]);
+      const bench = [builtProgram("kv-nixl"), "bench", "--json", "--sizes", "1MiB"];
+      const options = { encoding: "utf8", timeout: 120_000 } as const;
+      const ran = spawnSync(program, [process.execPath, ...bench, "--rounds", "1"], options);
+      expect(ran, ran.stderr).toMatchObject({ status: 0 });
+      const { rows } = benchReportSchema.parse(JSON.parse(ran.stdout));
+      expect(new Set(rows.map(({ operation }) => operation))).toEqual(new Set(["READ", "WRITE"]));
+      expect(rows.every(({ consistent }) => consistent === true)).toBe(true);
+    },
+  );
+
   test("--no-addons and --permission are named, and not a package to install", () => {
-    const program = `import(${JSON.stringify(join(PACKAGE, "dist/index.js"))}).then(({ nixlTransport }) =>
-      nixlTransport().createAgent()).catch((error) => console.log(error.code, error.hint))`;
+    const program = withPackage(`({ nixlTransport }) =>
+      nixlTransport().createAgent().catch((error) => console.log(error.code, error.hint))`);
     const { stdout } = run(["--no-addons", "-e", program]);
     expect(stdout).toContain("KV_ADDON_NOT_FOUND start Node without --no-addons");
   });
@@ -117,31 +154,24 @@ describe("restricted processes", () => {
   });
 
   test.skipIf(nixlMissing)("N10: bytes and tables of another realm are taken", async () => {
-    const transport = nixlTransport();
-    const [reader, owner] = [await transport.createAgent(), await transport.createAgent()];
+    const { reader, owner, target, source, move, close } = await pairOf(
+      nixlTransport(),
+      8192,
+      4096,
+    );
     const foreign = <T>(type: string, values: readonly number[]) =>
       runInNewContext(`(values) => ${type}.from(values)`)(values) as T;
-    const [target, source] = [transport.allocate(8192), transport.allocate(8192)];
     source.bytes.fill(7);
-    await reader.register(target);
-    await owner.register(source);
     await reader.addRemote(foreign("Uint8Array", [...(await owner.localMetadata())]));
-    const rows = (address: number) => ({
+    const table = ({ address }: Memory) => ({
       memoryType: "DRAM" as const,
       rows: foreign<Float64Array>("Float64Array", [address, 4096, 0, 4096, 2]),
     });
-    const local = await reader.prepareLocal(rows(target.address));
-    const remote = await reader.prepareRemote(owner.name, rows(source.address));
+    const local = await reader.prepareLocal(table(target));
+    const remote = await reader.prepareRemote(owner.name, table(source));
     const ids = foreign<Int32Array>("Int32Array", [0]);
     const notification = foreign<Uint8Array>("Uint8Array", [1, 2]);
-    await reader.transfer({
-      operation: "READ",
-      local,
-      localIds: ids,
-      remote,
-      remoteIds: ids,
-      notification,
-    }).done;
+    await move("READ", ids, { local, remote, notification }).done;
     const runs = foreign<Int32Array>("Int32Array", [1, 1, 1]);
     await reader.transfer({ operation: "READ", local, runs, remote }).done;
     expect(target.bytes.every((byte) => byte === 7)).toBe(true);
@@ -150,7 +180,6 @@ describe("restricted processes", () => {
       foreign<Uint8Array>("Uint8Array", [1, 2, 3, 4]).buffer as ArrayBuffer,
     );
     await reader.notify(owner.name, notification);
-    await transport.close();
-    for (const memory of [target, source]) memory.close();
+    await close();
   });
 });

@@ -51,3 +51,21 @@ export async function startObjectStore(tls?: { key: string; cert: string }): Pro
       }),
   };
 }
+
+/** The backend of a store at a port of this host. */
+export const objectBackend = (
+  port: number,
+  more: Readonly<Record<string, string>> = { scheme: "http" },
+) => ({
+  name: "OBJ",
+  parameters: {
+    endpoint_override: `${more["scheme"]}://127.0.0.1:${port}`,
+    bucket: "kv",
+    region: "us-east-1",
+    access_key: "any",
+    secret_key: "any",
+    // Bodies without chunks and trailing checksums.
+    req_checksum: "required",
+    ...more,
+  },
+});

@@ -7,7 +7,10 @@ export function fillPattern(bytes: Uint8Array, seed: number): void {
     words[index] = Math.imul(index + seed * 7919, 2654435761);
 }
 
-/** A permutation of `count` ids without adjacent neighbours; `step` and `count` are coprime. */
-export function scattered(count: number, step: number): Int32Array {
+/**
+ * The ids below `count`: in order, or without adjacent neighbours where `step` and `count` are
+ * coprime.
+ */
+export function scattered(count: number, step = 1): Int32Array {
   return Int32Array.from({ length: count }, (_, index) => (index * step) % count);
 }

@@ -8,7 +8,7 @@ export interface PeerProcess {
   readonly name: string;
   readonly address: number;
   readonly metadata: Uint8Array;
-  ask<T>(what: string, message?: { to?: string; text?: string; lengthBytes?: number }): Promise<T>;
+  ask<T>(what: string, message?: { lengthBytes?: number }): Promise<T>;
   /** Closes everything and ends it; returns its exit code. */
   end(): Promise<number | null>;
   kill(): Promise<void>;

@@ -1,11 +1,10 @@
 import { describePlugins, findLibrary } from "@kv/nixl";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 
-const [plugin] =
-  nixlMissing === undefined
-    ? await describePlugins({ libraryPath: await findLibrary(), names: ["OBJ"] })
-    : [];
-
-/** Why tests with NIXL's plugin for object stores cannot run; undefined when they can. */
-export const objMissing: string | undefined =
-  plugin?.loads === true ? undefined : "NIXL's OBJ plugin does not load";
+/** Why tests with one of NIXL's plugins cannot run; undefined when they can. */
+export async function pluginMissing(name: string): Promise<string | undefined> {
+  if (nixlMissing !== undefined) return nixlMissing;
+  const [plugin] = await describePlugins({ libraryPath: await findLibrary(), names: [name] });
+  if (plugin?.loads === true) return undefined;
+  return plugin?.remedy ?? `NIXL has no ${name} plugin`;
+}

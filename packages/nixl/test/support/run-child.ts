@@ -1,4 +1,4 @@
-import { spawn } from "node:child_process";
+import { execFile } from "node:child_process";
 import { fileURLToPath } from "node:url";
 import { bundled } from "@kv/testing/node-programs";
 
@@ -26,20 +26,12 @@ export function run(
   args: readonly string[],
   options: { env?: Record<string, string>; only?: Record<string, string> } = {},
 ): Promise<ChildEnd> {
+  const env = options.only ?? { ...process.env, ...options.env };
+  const settings = { cwd: ROOT, env, encoding: "latin1", maxBuffer: 2 ** 26 } as const;
   return new Promise((resolve) => {
-    const child = spawn(process.execPath, args, {
-      cwd: ROOT,
-      env: options.only ?? { ...process.env, ...options.env },
-      stdio: ["ignore", "pipe", "pipe"],
-    });
-    let stdout = "";
-    let stderr = "";
-    child.stdout.on("data", (chunk: Buffer) => {
-      stdout += chunk.toString("latin1");
-    });
-    child.stderr.on("data", (chunk: Buffer) => {
-      stderr += chunk.toString("latin1");
-    });
-    child.once("close", (code, signal) => resolve({ code, signal, stdout, stderr }));
+    const child = execFile(process.execPath, args, settings, (_error, stdout, stderr) =>
+      resolve({ code: child.exitCode, signal: child.signalCode, stdout, stderr }),
+    );
+    child.stdin?.end();
   });
 }

@@ -1,13 +1,16 @@
 import { setTimeout as delay } from "node:timers/promises";
-import type { Memory, PreparedList } from "@kv/interface";
+import type { TransferOrder } from "@kv/interface";
 import { type NixlAgent, nixlTransport } from "@kv/nixl";
+import { FAKE_NIXL } from "@kv/testing/nixl/fake-nixl";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
-import { bundledChild } from "../support/bundled-child.js";
+import { faults, faultsLeft } from "../support/fake-faults.js";
 import { FAKE } from "../support/libraries.js";
+import { pairOf } from "../support/pair.js";
+import { scattered } from "../support/pattern.js";
+import { refused } from "../support/refused.js";
+import { runChild } from "../support/run-child.js";
 
-const child = await bundledChild("call-in-worker.ts");
 const BLOCK = 4096;
-const COUNT = 64;
 
 /** What ends with a call: a transfer's `done`, or its promise. */
 const endOf = (result: unknown): unknown =>
@@ -21,18 +24,9 @@ describe.skipIf(FAKE.missing)(
   `short calls on the JavaScript thread (${FAKE.missing ?? "found"})`,
   () => {
     const transport = nixlTransport(FAKE.options);
-    let reader: NixlAgent;
-    let owner: NixlAgent;
-    let [here, there]: Memory[] = [];
-    let [local, remote]: PreparedList[] = [];
+    let world: Awaited<ReturnType<typeof pairOf<NixlAgent>>>;
 
-    const faults = (settings: Record<string, number>) => {
-      for (const name of Object.keys(process.env))
-        if (name.startsWith("FAKE_NIXL_")) delete process.env[name];
-      for (const [name, value] of Object.entries(settings))
-        process.env[`FAKE_NIXL_${name}`] = String(value);
-    };
-    const visits = () => Number(process.env["FAKE_NIXL_VISITS"] ?? 0);
+    const visits = () => faultsLeft("VISITS");
     /**
      * Repeats `call`, each time after the agent's thread has had time to fall asleep, until it makes
      * a call of NIXL on this thread.
@@ -49,60 +43,34 @@ describe.skipIf(FAKE.missing)(
       }
       throw new Error("no call was made on the JavaScript thread");
     };
+    /** A READ that the fake holds. */
+    const heldRead = (more: Partial<TransferOrder> = {}) =>
+      onThisThread(() => {
+        process.env["FAKE_NIXL_HOLD"] = "1";
+        return read(1, more);
+      });
 
     beforeEach(async () => {
-      faults({});
-      [reader, owner] = [await transport.createAgent(), await transport.createAgent()];
-      [here, there] = [transport.allocate(BLOCK * COUNT), transport.allocate(BLOCK * COUNT)];
-      there.bytes.fill(3);
-      await reader.register(here);
-      await owner.register(there);
-      await reader.addRemote(await owner.localMetadata());
-      const table = ({ address }: Memory) => ({
-        memoryType: "DRAM" as const,
-        rows: Float64Array.of(address, BLOCK, 0, BLOCK, COUNT),
-      });
-      [local, remote] = [
-        await reader.prepareLocal(table(here)),
-        await reader.prepareRemote(owner.name, table(there)),
-      ];
+      faults();
+      world = await pairOf(transport, 64 * BLOCK, BLOCK);
+      world.source.bytes.fill(3);
       // The agent's thread makes the first call of each kind.
       await read(1).done;
       await note();
     });
-    const read = (
-      count: number,
-      more: { signal?: AbortSignal; notification?: Uint8Array } = {},
-    ) => {
-      if (local === undefined || remote === undefined) throw new Error("no lists");
-      const ids = Int32Array.from({ length: count }, (_, index) => index);
-      return reader.transfer({
-        operation: "READ",
-        local,
-        localIds: ids,
-        remote,
-        remoteIds: ids,
-        ...more,
-      });
-    };
+    afterEach(async () => {
+      faults();
+      await world.close();
+    });
+    const read = (count: number, more: Partial<TransferOrder> = {}) =>
+      world.move("READ", scattered(count), more);
     /** A list of as many rows of the owner's memory. */
     const prepare = (rows: number) => {
-      const row = [there?.address ?? 0, BLOCK, 0, BLOCK, 1];
-      const table = Array.from({ length: rows }, () => row).flat();
-      return reader.prepareRemote(owner.name, {
-        memoryType: "DRAM",
-        rows: Float64Array.from(table),
-      });
+      const row = [world.source.address, BLOCK, 0, BLOCK, 1];
+      const table = Float64Array.from(Array<number[]>(rows).fill(row).flat());
+      return world.reader.prepareRemote(world.owner.name, { memoryType: "DRAM", rows: table });
     };
-    const note = () => reader.notify(owner.name, Buffer.from("note"));
-
-    afterEach(async () => {
-      faults({});
-      await reader.close();
-      await owner.close();
-      here?.close();
-      there?.close();
-    });
+    const note = () => world.reader.notify(world.owner.name, Buffer.from("note"));
 
     test("a small READ, with its notification, is made at once; its promises resolve", async () => {
       const { done, released } = await onThisThread(() =>
@@ -110,7 +78,8 @@ describe.skipIf(FAKE.missing)(
       );
       expect(await done).toMatchObject({ lengthBytes: 2 * BLOCK, descriptorCount: 2 });
       await released;
-      expect(here?.bytes.subarray(0, 2 * BLOCK).every((byte) => byte === 3)).toBe(true);
+      const { reader, owner, target } = world;
+      expect(target.bytes.subarray(0, 2 * BLOCK).every((byte) => byte === 3)).toBe(true);
       const inbox = owner.notifications();
       await inbox.next();
       const { value } = await inbox.next();
@@ -119,6 +88,7 @@ describe.skipIf(FAKE.missing)(
     });
 
     test("a notification, a small list and a peer's small metadata are sent, prepared and added at once", async () => {
+      const { reader, owner } = world;
       await onThisThread(note);
       expect((await onThisThread(() => prepare(4))).count).toBe(4);
       const metadata = await owner.localMetadata();
@@ -127,25 +97,25 @@ describe.skipIf(FAKE.missing)(
 
     test("errors reject the promise as ever, and what is released is released", async () => {
       faults({ FAIL_NOTIFICATION: 1 });
-      await expect(onThisThread(note)).rejects.toMatchObject({ code: "KV_NOTIFICATION_FAILED" });
+      await refused(onThisThread(note), "KV_NOTIFICATION_FAILED");
       const { done, released } = await onThisThread(() => {
         // A post of the agent's thread would take the fault.
         faults({ FAIL_POST: 1 });
         return read(1);
       });
-      await expect(done).rejects.toMatchObject({ code: "KV_TRANSFER_FAILED" });
+      await refused(done, "KV_TRANSFER_FAILED");
       await released;
-      expect(reader.telemetry().transfersInFlight).toBe(0);
+      expect(world.reader.telemetry().transfersInFlight).toBe(0);
     });
 
     test("large ones are left to the agent's thread: many bytes, many descriptors, long notifications, long lists", async () => {
       await onThisThread(note);
-      faults({});
+      faults();
       for (let attempt = 0; attempt < 5; attempt++) {
         await delay(5);
         await read(17).done;
         await delay(5);
-        await reader.notify(owner.name, new Uint8Array(65_537));
+        await world.reader.notify(world.owner.name, new Uint8Array(65_537));
         await delay(5);
         await (await prepare(65)).close();
         expect(visits()).toBe(0);
@@ -155,7 +125,7 @@ describe.skipIf(FAKE.missing)(
     test("a command that waits is not overtaken", async () => {
       await onThisThread(note);
       faults({ STALL_METADATA: 50 });
-      await Promise.all([reader.localMetadata(), note(), read(1).done, prepare(1)]);
+      await Promise.all([world.reader.localMetadata(), note(), read(1).done, prepare(1)]);
       expect(visits()).toBe(0);
     });
 
@@ -175,36 +145,27 @@ describe.skipIf(FAKE.missing)(
     test("a small READ that is not complete at once goes on, and may be aborted", async () => {
       faults({ POLLS: 5 });
       expect(await (await onThisThread(() => read(1))).done).toMatchObject({ lengthBytes: BLOCK });
-      faults({});
+      faults();
       const controller = new AbortController();
-      const { done, released } = await onThisThread(() => {
-        process.env["FAKE_NIXL_HOLD"] = "1";
-        return read(1, { signal: controller.signal });
-      });
+      const { done, released } = await heldRead({ signal: controller.signal });
       controller.abort();
-      await expect(done).rejects.toMatchObject({ code: "KV_TRANSFER_ABORTED" });
+      await refused(done, "KV_TRANSFER_ABORTED");
       process.env["FAKE_NIXL_HOLD"] = "0";
       await released;
     });
 
     test("an agent closes while a small READ is held", async () => {
-      const { done, released } = await onThisThread(() => {
-        process.env["FAKE_NIXL_HOLD"] = "1";
-        return read(1);
-      });
-      const outcome = done.catch((error: { code: string }) => error.code);
-      await reader.close({ timeoutMs: 10 });
-      expect(await outcome).toBe("KV_TRANSFER_ABORTED");
+      const { done, released } = await heldRead();
+      await world.reader.close({ timeoutMs: 10 });
+      await refused(done, "KV_TRANSFER_ABORTED");
       await released;
     });
 
     test.each(["terminate", "exit"])(
       "%s while a worker is within a call: the process ends in order",
       async (ending) => {
-        const end = await child([ending], {
-          FAKE_NIXL: FAKE.options.library ?? "",
-          FAKE_NIXL_STALL_CALLS: "300",
-        });
+        const env = { FAKE_NIXL, FAKE_NIXL_STALL_CALLS: "300" };
+        const end = await runChild("call-in-worker.ts", [ending], { env });
         expect(end, end.stderr).toMatchObject({ code: 0, signal: null, stdout: "within a call\n" });
       },
     );

@@ -42,11 +42,11 @@ const UNITS: readonly {
   },
   {
     name: "drop_lost_answers: an answer to a peer that has died is dropped, and other messages have their errors",
-    units: ["test/lost_answers_test.cc", "src/ucx/lost_answers.cc"],
+    units: ["test/lost_answers_test.cc", "src/repairs/lost_answers.cc"],
   },
   {
     name: "drop_lost_answers: a UCX that is not as expected stays as it is, and the agent hears of it",
-    units: ["test/lost_answers_test.cc", "src/ucx/lost_answers.cc"],
+    units: ["test/lost_answers_test.cc", "src/repairs/lost_answers.cc"],
     args: ["unknown"],
   },
   {

@@ -1,19 +1,22 @@
 import { once } from "node:events";
 import { type AddressInfo, createServer, type Server } from "node:net";
-import type { Agent, Memory, PreparedList } from "@kv/interface";
+import type { Agent, Memory } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
+import { faults, faultsLeft } from "../support/fake-faults.js";
+import { listsOf, textsUntilMarker } from "../support/pair.js";
+import { scattered } from "../support/pattern.js";
+import { refused } from "../support/refused.js";
 
 const LENGTH = 12 << 20;
 const BLOCK = 16_384;
-const IDS = Int32Array.from(
-  { length: LENGTH / BLOCK },
-  (_, index) => (index * 5) % (LENGTH / BLOCK),
-);
+const COUNT = LENGTH / BLOCK;
+const IDS = scattered(COUNT, 5);
 /** Few enough for one NIXL request. */
 const FEW = IDS.subarray(0, 256);
 const ARRIVED = Buffer.alloc(BLOCK, 3);
+const MOVED = { notification: Buffer.from("moved") };
 
 /**
  * A backend that reports the errors of a dead peer in the next call, as libfabric does over TCP.
@@ -59,53 +62,29 @@ describe.skipIf(fakeMissing)(`errors of another peer (${fakeMissing ?? "fake fou
     const [alive, dying] = [await endpoint(), await endpoint()];
     await reader.addRemote(await metadataAt(owner, alive.port));
     await reader.addRemote(await metadataAt(doomed, dying.port));
-    const table = (memory: Memory) => ({
-      memoryType: "DRAM" as const,
-      rows: Float64Array.of(memory.address, BLOCK, 0, BLOCK, LENGTH / BLOCK),
-    });
-    const local: PreparedList = await reader.prepareLocal(table(mine));
-    const prepareRemote = () => reader.prepareRemote(owner.name, table(theirs));
-    const remote: PreparedList = await prepareRemote();
-    return { transport, reader, owner, mine, theirs, local, remote, prepareRemote, alive, dying };
+    const prepare = () => listsOf(reader, mine, owner.name, theirs, BLOCK, COUNT);
+    return { transport, reader, owner, mine, theirs, prepare, ...(await prepare()), alive, dying };
   }
 
-  const errors = (count: number) => {
-    process.env.FAKE_NIXL_STRAY_ERRORS = String(count);
-  };
-  const move = (
-    operation: "READ" | "WRITE",
-    ids: Int32Array,
-    { remote = world.remote, ...more }: { remote?: PreparedList; signal?: AbortSignal } = {},
-  ) =>
-    world.reader.transfer({
-      operation,
-      local: world.local,
-      localIds: ids,
-      remote,
-      remoteIds: ids,
-      notification: Buffer.from("moved"),
-      ...more,
-    });
   const arrived = (memory: Memory, ids: Int32Array) =>
     ids.every((id) => ARRIVED.equals(memory.bytes.subarray(id * BLOCK, (id + 1) * BLOCK)));
   /** The notifications that the peer received before a marker. */
   const heard = async () => {
     await world.reader.notify(world.owner.name, Buffer.from("marker"));
-    const texts: string[] = [];
-    for await (const { payload } of world.owner.notifications()) {
-      texts.push(Buffer.from(payload).toString());
-      if (texts.at(-1) === "marker") break;
-    }
-    return texts;
+    return await textsUntilMarker(world.owner);
+  };
+  const fails = async ({ done, released }: ReturnType<typeof world.move>) => {
+    const error = await refused(done, "KV_TRANSFER_FAILED");
+    await released;
+    return error;
   };
 
   beforeEach(async () => {
     world = await agents();
-    process.env.FAKE_NIXL_POLLS = "2";
+    faults({ POLLS: 2 });
   });
   afterEach(async () => {
-    for (const name of Object.keys(process.env))
-      if (name.startsWith("FAKE_NIXL_")) delete process.env[name];
+    faults();
     await world.transport.close();
     for (const memory of [world.mine, world.theirs]) memory.close();
     for (const server of endpoints) server.close();
@@ -119,10 +98,10 @@ describe.skipIf(fakeMissing)(`errors of another peer (${fakeMissing ?? "fake fou
         operation === "READ" ? [world.theirs, world.mine] : [world.mine, world.theirs];
       source.bytes.fill(3);
       await world.dying.end();
-      errors(3);
-      const result = await move(operation, IDS).done;
+      faults({ POLLS: 2, STRAY_ERRORS: 3 });
+      const result = await world.move(operation, IDS, MOVED).done;
       expect(result.lengthBytes).toBe(LENGTH);
-      expect(process.env.FAKE_NIXL_STRAY_ERRORS).toBe("0");
+      expect(faultsLeft("STRAY_ERRORS")).toBe(0);
       expect(arrived(target, IDS)).toBe(true);
       expect(await heard()).toEqual(["moved", "marker"]);
       expect(world.reader.telemetry()).toMatchObject({ transfersInFlight: 0, transfersFailed: 0 });
@@ -131,9 +110,9 @@ describe.skipIf(fakeMissing)(`errors of another peer (${fakeMissing ?? "fake fou
 
   test("metadata of another peer is accepted", async () => {
     await world.dying.end();
-    errors(2);
+    faults({ STRAY_ERRORS: 2 });
     await world.reader.addRemote(await metadataAt(world.owner, world.alive.port));
-    expect(process.env.FAKE_NIXL_STRAY_ERRORS).toBe("0");
+    expect(faultsLeft("STRAY_ERRORS")).toBe(0);
   });
 
   test.each([
@@ -142,51 +121,40 @@ describe.skipIf(fakeMissing)(`errors of another peer (${fakeMissing ?? "fake fou
   ])(
     "metadata of a known peer, $name; lists of a peer that NIXL dropped move nothing",
     async ({ died }) => {
+      const { reader, owner, move } = world;
       const dropped = async () => {
-        for (const operation of ["READ", "WRITE"] as const) {
-          const { done, released } = move(operation, FEW);
-          await expect(done).rejects.toMatchObject({
-            code: "KV_TRANSFER_FAILED",
-            message: expect.stringContaining("dropped"),
-          });
-          await released;
-        }
+        for (const operation of ["READ", "WRITE"] as const)
+          expect((await fails(move(operation, FEW))).message).toContain("dropped");
       };
       // From now on requests by index use this list.
       await move("READ", FEW).done;
-      const other = await world.prepareRemote();
-      const metadata = await metadataAt(world.owner, world.alive.port);
+      const other = await world.prepare();
+      const metadata = await metadataAt(owner, world.alive.port);
       if (died) await world.dying.end();
-      errors(1);
+      faults({ POLLS: 2, STRAY_ERRORS: 1 });
       if (!died) {
-        await expect(world.reader.addRemote(metadata)).rejects.toMatchObject({
-          code: "KV_AGENT_METADATA_INVALID",
-        });
+        await refused(reader.addRemote(metadata), "KV_AGENT_METADATA_INVALID");
         await dropped();
-        await other.close();
+        await other.remote.close();
       }
-      await world.reader.addRemote(metadata);
-      expect(process.env.FAKE_NIXL_STRAY_ERRORS).toBe("0");
+      await reader.addRemote(metadata);
+      expect(faultsLeft("STRAY_ERRORS")).toBe(0);
       await dropped();
-      const remote = await world.prepareRemote();
+      const { remote } = await world.prepare();
       await world.remote.close();
       world.theirs.bytes.fill(3);
       await move("READ", FEW, { remote }).done;
       expect(arrived(world.mine, FEW)).toBe(true);
-      await expect(world.reader.removeRemote(world.owner.name)).rejects.toMatchObject({
-        code: "KV_MEMORY_IN_USE",
-      });
+      await refused(reader.removeRemote(owner.name), "KV_MEMORY_IN_USE");
       await remote.close();
-      await world.reader.removeRemote(world.owner.name);
+      await reader.removeRemote(owner.name);
     },
   );
 
   test("when no peer died, the error is the transfer's own: it fails, and is released when all bytes have landed", async () => {
     world.theirs.bytes.fill(3);
-    errors(1);
-    const { done, released } = move("READ", FEW);
-    await expect(done).rejects.toMatchObject({ code: "KV_TRANSFER_FAILED" });
-    await released;
+    faults({ POLLS: 2, STRAY_ERRORS: 1 });
+    await fails(world.move("READ", FEW, MOVED));
     expect(arrived(world.mine, FEW)).toBe(true);
     expect(await heard()).toEqual(["marker"]);
   });
@@ -194,13 +162,12 @@ describe.skipIf(fakeMissing)(`errors of another peer (${fakeMissing ?? "fake fou
   test("aborted while the error is ambiguous, it is released when all bytes have landed", async () => {
     world.theirs.bytes.fill(3);
     await world.dying.end();
-    process.env.FAKE_NIXL_HOLD = "1";
+    faults({ POLLS: 2, HOLD: 1, STRAY_ERRORS: 1 });
     const controller = new AbortController();
-    errors(1);
-    const { done, released } = move("READ", FEW, { signal: controller.signal });
-    await expect.poll(() => process.env.FAKE_NIXL_STRAY_ERRORS).toBe("0");
+    const { done, released } = world.move("READ", FEW, { signal: controller.signal, ...MOVED });
+    await expect.poll(() => faultsLeft("STRAY_ERRORS")).toBe(0);
     controller.abort();
-    await expect(done).rejects.toMatchObject({ code: "KV_TRANSFER_ABORTED" });
+    await refused(done, "KV_TRANSFER_ABORTED");
     process.env.FAKE_NIXL_HOLD = "0";
     await released;
     expect(arrived(world.mine, FEW)).toBe(true);
@@ -208,10 +175,8 @@ describe.skipIf(fakeMissing)(`errors of another peer (${fakeMissing ?? "fake fou
 
   test("endless errors fail the transfer", async () => {
     await world.dying.end();
-    errors(1_000_000);
-    const { done, released } = move("READ", IDS);
-    await expect(done).rejects.toMatchObject({ code: "KV_TRANSFER_FAILED" });
-    await released;
+    faults({ POLLS: 2, STRAY_ERRORS: 1_000_000 });
+    await fails(world.move("READ", IDS, MOVED));
     expect(world.reader.telemetry()).toMatchObject({ transfersInFlight: 0, transfersFailed: 1 });
   });
 });

@@ -1,8 +1,10 @@
-import { checksText, doctorSchemas } from "@kv/program";
+import { checksText, warningsText } from "@kv/program";
+import { doctorSchemas } from "@kv/program/doctor-schemas";
 import type { z } from "zod";
 
-/** Which server of a pair: P computes the prompt, D receives its KV. */
+/** A server's role in a pair: P computes the prompt, D receives its KV. */
 export type Role = "prefill" | "decode";
+export const ROLES: readonly Role[] = ["prefill", "decode"];
 
 const AREAS = [
   "prefill",
@@ -23,49 +25,47 @@ type Area = (typeof AREAS)[number];
 
 const schemas = doctorSchemas(AREAS, "prefill.side-channel or transfer.recomputed");
 
-/**
- * One finding: a stable id, which begins with its area, a status, what was found, and what to do
- * about it.
- */
+/** One finding: a stable id that begins with its area, a status, what was found, and what to do. */
 export type Check = z.infer<typeof schemas.check>;
 
-/** The JSON that `kv-peer doctor --json` and `kv-peer verify --json` print. */
+/** What `kv-peer doctor --json` and `kv-peer verify --json` print. */
 export const reportSchema = schemas.report;
 
-/** A report: all checks, their counts, and the worst status as the verdict. */
+/** All checks, their counts, and the worst status as the verdict. */
 export type Report = z.infer<typeof reportSchema>;
 
-/** A check whose area is what its id begins with. */
-export function check(
-  id: `${Area}.${string}`,
+export type CheckParts = [
   title: string,
   status: Check["status"],
   found: string,
-  more: Pick<Check, "fix" | "details"> = {},
+  fix?: string,
+  details?: Check["details"],
+];
+
+export function check(
+  id: `${Area}.${string}`,
+  ...[title, status, found, fix, details]: CheckParts
 ): Check {
-  return { id, area: id.split(".")[0] as Area, title, status, found, ...more };
+  return { id, area: id.split(".")[0] as Area, title, status, found, fix, details };
 }
 
-/**
- * The report of `pairDoctor` as text: one line per check, its fix below it, and the verdict in the
- * last line.
- */
+/** A line per check, its fix below, and the verdict last. */
 export function reportText(report: Report): string {
   const { checks, counts } = report;
   return checksText(report, {
     ok: "this pair can work",
-    warn: `this pair can work; ${counts.warn} of ${checks.length} checks are warnings`,
+    warn: `this pair can work; ${warningsText(report)}`,
     fail: `this pair cannot work: ${counts.fail} of ${checks.length} checks failed`,
   });
 }
 
-/** The report of `verify` as text. The verdict has the names of what failed. */
+/** As `reportText`, with a verdict that names what failed. */
 export function verifyText(report: Report): string {
-  const { checks, counts } = report;
+  const { checks } = report;
   const failed = checks.filter(({ status }) => status === "fail").map(({ id }) => id);
   return checksText(report, {
     ok: "this deployment is disaggregated, and nothing was found wrong with it",
-    warn: `this deployment is disaggregated; ${counts.warn} of ${checks.length} checks are warnings`,
+    warn: `this deployment is disaggregated; ${warningsText(report)}`,
     fail: failed.join(", "),
   });
 }

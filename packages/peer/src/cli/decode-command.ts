@@ -1,4 +1,3 @@
-import { writeFile } from "node:fs/promises";
 import { nixlTransport } from "@kv/nixl";
 import {
   count,
@@ -9,18 +8,23 @@ import {
   print,
   printJson,
   share,
+  showProgress,
   wholeNumber,
 } from "@kv/program";
 import type { Command } from "commander";
-import { serverUrl } from "../doctor/target.js";
-import { EngineServer } from "../http/engine-server.js";
+import type { EngineServer } from "../http/engine-server.js";
 import { load } from "../load/load.js";
-import { loadPlot } from "../load/load-plot.js";
 import { loadReport, loadText } from "../load/load-report.js";
-import { addReachOptions, openSideChannel, type ReachOptions, timeOption } from "./options.js";
+import {
+  addReachOptions,
+  engineServer,
+  openSideChannel,
+  type ReachOptions,
+  timeOption,
+} from "./options.js";
 
 interface Options extends ReachOptions {
-  prefill: string;
+  prefill: EngineServer;
   promptTokens: number[];
   concurrency: number;
   rate?: number;
@@ -34,7 +38,6 @@ interface Options extends ReachOptions {
   maxLeakedBlocks: number;
   maxP99?: number;
   allowUnknownLeaks?: true;
-  plot?: string;
   json?: true;
 }
 
@@ -45,7 +48,7 @@ export function addDecode(program: Command): void {
       "a decode worker without a model: send prompts, receive their KV, check, time and drop it; exit code 1 when a limit is exceeded",
     )
     .optionsGroup("Load:")
-    .requiredOption("--prefill <url>", "the prefill server's HTTP port", serverUrl)
+    .requiredOption("--prefill <url>", "the prefill server's HTTP port", engineServer)
     .option("--prompt-tokens <n,…>", "lengths of the prompts, used in turn", listOf(count), [100])
     .option("--concurrency <n>", "requests at the same time", count, 4)
     .option("--rate <n>", "requests started per second; no limit when absent", positiveNumber)
@@ -71,19 +74,19 @@ export function addDecode(program: Command): void {
     .optionsGroup("Side channel:");
   addReachOptions(command)
     .optionsGroup("Options:")
-    .option("--plot <file>", "write latencies over time as SVG")
     .option("--json", "print a JSON report")
     .action(run);
 }
 
 async function run(options: Options): Promise<void> {
-  const server = new EngineServer(options.prefill);
+  const server = options.prefill;
   await using transport = nixlTransport();
   await using sideChannel = openSideChannel(options);
-  // Ctrl-C ends the load, and still prints the report where the server answers.
   const stop = new AbortController();
   onInterrupt(() => stop.abort());
   await server.health();
+  let ended = 0;
+  using _ = showProgress("kv-peer", () => `${ended} requests ended`);
   const result = await load({
     ...options,
     server,
@@ -95,6 +98,9 @@ async function run(options: Options): Promise<void> {
     abortShare: options.abort,
     noNotifyShare: noNotifyShare(options),
     signal: stop.signal,
+    progress: (done) => {
+      ended = done;
+    },
   });
   const vllmVersion = await server.version().catch(() => undefined);
   const report = loadReport(
@@ -102,14 +108,12 @@ async function run(options: Options): Promise<void> {
     { url: server.url, vllmVersion },
     { ...options, maxPullP99Ms: options.maxP99 },
   );
-  if (options.plot !== undefined)
-    await writeFile(options.plot, loadPlot(result, `kv-peer decode, ${server.url}`));
   if (options.json) printJson(report);
   else print(loadText(report));
   if (report.verdict === "fail") process.exitCode = 1;
 }
 
-/** Commander reads "--no-x" as the negation of "--x" and stores the value there. */
+/** Commander stores "--no-x", as the negation of "--x", there. */
 function noNotifyShare({ notify, noNotify }: Options): number {
   return [notify, noNotify].find((value) => typeof value === "number") ?? 0;
 }

@@ -1,16 +1,25 @@
 import { KvError } from "@kv/interface";
-import { count, hostAndPort, listOf, oneOf, printDoctorReport, refuseValue } from "@kv/program";
+import {
+  count,
+  hostAndPort,
+  listOf,
+  oneOf,
+  printDoctorReport,
+  refuseValue,
+  showProgress,
+} from "@kv/program";
 import type { Command } from "commander";
 import { type Report, reportText } from "../checks/report.js";
 import { pairDoctor } from "../doctor/pair-doctor.js";
 import { readTarget } from "../doctor/target.js";
 import { parseJson } from "../http/http-request.js";
-import type { SideChannelAddress } from "../protocol/handshake.js";
+import type { SideChannelAddress } from "../protocol/remote-engine.js";
 import {
   addGroupsOptions,
   type GroupsOptions,
   givenGroups,
   handshakeKeyOption,
+  interruptSignal,
   openSideChannel,
   type SideChannelOptions,
   timeOption,
@@ -125,7 +134,9 @@ export function addDoctor(program: Command): void {
 async function runDoctor(options: Options): Promise<Report> {
   const groups = await givenGroups(options);
   await using sideChannel = openSideChannel(options);
+  using _ = showProgress("kv-peer", () => "checking");
   return await pairDoctor({
+    signal: interruptSignal(),
     prefill: readTarget(options.prefill),
     decode: options.decode === undefined ? undefined : readTarget(options.decode),
     sideChannel,
@@ -137,13 +148,12 @@ async function runDoctor(options: Options): Promise<Report> {
     factors: factorsOf(options),
     leaseMs: options.lease,
     timeoutMs: options.timeout,
-    bytes: options.bytes
-      ? {
-          limitBytes: options.limitMib * 2 ** 20,
-          write: options.write === true,
-          backends: options.backend,
-        }
-      : undefined,
+    bytes: {
+      // Without bytes, only the blocks of its own prompts are freed.
+      limitBytes: options.bytes ? options.limitMib * 2 ** 20 : 0,
+      write: options.write === true,
+      backends: options.backend,
+    },
   });
 }
 
@@ -156,10 +166,6 @@ function speculativeConfig(text: string): Readonly<Record<string, unknown>> {
   );
 }
 
-/**
- * The factors of the compatibility hash that were given, by vLLM's names. A factor that was not
- * given is absent.
- */
 function factorsOf(options: Options): Record<string, unknown> {
   const { dtype } = options;
   if (dtype !== undefined && !/^(torch\.)?(bfloat16|float16|float32)$/.test(dtype)) {

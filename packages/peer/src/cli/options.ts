@@ -6,17 +6,31 @@ import {
   silentLog,
 } from "@kv/interface";
 import { groupsOfConfig } from "@kv/kv-plan";
-import { duration, listOf, oneOf, port, printError } from "@kv/program";
+import { duration, listOf, oneOf, onInterrupt, port, printError } from "@kv/program";
 import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
 import { type Command, Option } from "commander";
+import { serverUrl } from "../doctor/target.js";
+import { EngineServer } from "../http/engine-server.js";
 import type { GivenGroups } from "../protocol/cache-groups.js";
+
+/** Time to free what the servers keep for a command. */
+const RELEASE_MS = 5_000;
+
+/** Aborted by the first Ctrl-C. */
+export function interruptSignal(): AbortSignal {
+  const stop = new AbortController();
+  onInterrupt(() => stop.abort(), RELEASE_MS);
+  return stop.signal;
+}
+
+/** @throws `KV_CONFIG_INVALID` for anything but the URL of an HTTP port. */
+export const engineServer = (url: string) => new EngineServer(serverUrl(url));
 
 export interface GroupsOptions {
   readonly groups?: readonly KvCacheKind[];
   readonly config?: string;
 }
 
-/** `--config` and `--groups`: the KV cache groups of an engine, which handshakes do not carry. */
 export function addGroupsOptions(command: Command): Command {
   return command
     .option(
@@ -31,11 +45,7 @@ export function addGroupsOptions(command: Command): Command {
     );
 }
 
-/**
- * The groups that the flags give; undefined where none does.
- *
- * @throws `KV_CONFIG_INVALID` for both flags; those of `groupsOfConfig`.
- */
+/** @throws `KV_CONFIG_INVALID` for both flags; those of `groupsOfConfig`. */
 export async function givenGroups({
   groups,
   config,
@@ -60,11 +70,7 @@ export function handshakeKeyOption(): Option {
   );
 }
 
-/**
- * The side channel of a command. Its warnings go to stderr.
- *
- * @throws `KV_CONFIG_INVALID` for a key file that cannot be used.
- */
+/** @throws `KV_CONFIG_INVALID` for a key file that cannot be used. */
 export function openSideChannel({
   handshakeKeyFile,
 }: SideChannelOptions): SideChannel & AsyncDisposable {
@@ -83,7 +89,6 @@ export interface ReachOptions extends SideChannelOptions {
   readonly sideChannelPort: number;
 }
 
-/** Where a server that pushes reaches this program, and `--handshake-key-file`. */
 export function addReachOptions(command: Command): Command {
   return command
     .option(
@@ -95,7 +100,18 @@ export function addReachOptions(command: Command): Command {
     .addOption(handshakeKeyOption());
 }
 
-/** An option whose value is a time, in ms; `usual` is its default. */
+export const valueTypeOption = () =>
+  new Option("--type <type>", "type of the values in KV; bytes are compared when absent").choices([
+    "float32",
+    "float16",
+    "bfloat16",
+  ]);
+
+/** Equal lengths give equal prompts, so recordings can be compared. */
+export function fixedPrompt(length: number, index: number): readonly number[] {
+  return Array.from({ length }, (_, at) => ((7 * at * at + 3 * at + 11 + 37 * index) % 900) + 10);
+}
+
 export function timeOption(flags: string, description: string, usual: string): Option {
   return new Option(flags, description).argParser(duration).default(duration(usual), usual);
 }

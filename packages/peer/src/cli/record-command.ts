@@ -1,23 +1,26 @@
 import { nixlTransport } from "@kv/nixl";
-import { count, listOf, number, print, printJson } from "@kv/program";
-import { type Command, Option } from "commander";
-import { serverUrl } from "../doctor/target.js";
-import { EngineServer } from "../http/engine-server.js";
+import { count, listOf, number, print, printJson, showProgress } from "@kv/program";
+import type { Command } from "commander";
+import type { EngineServer } from "../http/engine-server.js";
 import { type DiffOptions, diffRecordings } from "../recording/diff.js";
 import { record } from "../recording/record.js";
 import { openRecording } from "../recording/recording.js";
 import {
   addGroupsOptions,
   addReachOptions,
+  engineServer,
+  fixedPrompt,
   type GroupsOptions,
   givenGroups,
+  interruptSignal,
   openSideChannel,
   type ReachOptions,
+  valueTypeOption,
 } from "./options.js";
 
 interface RecordFlags extends ReachOptions, GroupsOptions {
-  prefill: string;
-  decode?: string;
+  prefill: EngineServer;
+  decode?: EngineServer;
   to: string;
   promptTokens: number[];
   outputTokens: number;
@@ -27,11 +30,11 @@ export function addRecord(program: Command): void {
   const command = program
     .command("record")
     .description("store the handshakes of a running pair and the KV of prompts")
-    .requiredOption("--prefill <url>", "the prefill server's HTTP port", serverUrl)
+    .requiredOption("--prefill <url>", "the prefill server's HTTP port", engineServer)
     .option(
       "--decode <url>",
       "a decode server that continues from the same KV; its tokens are recorded",
-      serverUrl,
+      engineServer,
     )
     .requiredOption("--to <folder>", "folder of the recording")
     .option(
@@ -45,29 +48,28 @@ export function addRecord(program: Command): void {
 }
 
 async function runRecord(flags: RecordFlags): Promise<void> {
-  const { prefill, decode, to, promptTokens } = flags;
+  const { to, promptTokens } = flags;
   const groups = await givenGroups(flags);
   await using transport = nixlTransport();
   await using sideChannel = openSideChannel(flags);
+  let recorded = 0;
+  using _ = showProgress("kv-peer", () => `${recorded} of ${promptTokens.length} prompts recorded`);
   const manifest = await record({
     ...flags,
     folder: to,
-    prefill: new EngineServer(prefill),
-    decode: decode === undefined ? undefined : new EngineServer(decode),
     transport,
     sideChannel,
     groups,
     prompts: promptTokens.map(fixedPrompt),
+    signal: interruptSignal(),
+    progress: (done) => {
+      recorded = done;
+    },
   });
   const bytes = manifest.prompts.reduce((sum, { kv }) => sum + kv.lengthBytes, 0);
   print(
     `${to}: ${manifest.prompts.length} prompts, ${(bytes / 2 ** 20).toFixed(1)} MiB of KV, TP ${manifest.tpSize}\n`,
   );
-}
-
-/** A prompt that depends only on its length and its index, so that recordings can be compared. */
-function fixedPrompt(length: number, index: number): number[] {
-  return Array.from({ length }, (_, at) => ((7 * at * at + 3 * at + 11 + 37 * index) % 900) + 10);
 }
 
 interface DiffFlags extends GroupsOptions {
@@ -84,12 +86,7 @@ export function addDiff(program: Command): void {
     )
     .argument("<one>", "folder of a recording")
     .argument("<other>", "folder of another recording")
-    .addOption(
-      new Option(
-        "--type <type>",
-        "type of the values in KV; bytes are compared when absent",
-      ).choices(["float32", "float16", "bfloat16"]),
-    )
+    .addOption(valueTypeOption())
     .option("--tolerance <x>", "largest difference of two values that counts as equal", number);
   addGroupsOptions(command).option("--json", "print JSON").action(runDiff);
 }

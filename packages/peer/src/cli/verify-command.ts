@@ -1,22 +1,22 @@
-import { KvError } from "@kv/interface";
-import { count, printDoctorReport } from "@kv/program";
+import { count, each, printDoctorReport, showProgress } from "@kv/program";
 import type { Command } from "commander";
 import { verifyText } from "../checks/report.js";
-import { serverUrl } from "../doctor/target.js";
-import { EngineServer } from "../http/engine-server.js";
-import { laneEvidence } from "../verify/lane-evidence.js";
+import type { EngineServer } from "../http/engine-server.js";
+import { laneEvidence } from "../verify/lane.js";
 import { verify } from "../verify/verify.js";
 import {
+  engineServer,
   handshakeKeyOption,
+  interruptSignal,
   openSideChannel,
   type SideChannelOptions,
   timeOption,
 } from "./options.js";
 
 interface Options extends SideChannelOptions {
-  prefill: string[];
-  decode: string[];
-  reference?: string;
+  prefill: readonly EngineServer[];
+  decode: readonly EngineServer[];
+  reference?: EngineServer;
   requests: number;
   promptTokens: number;
   outputTokens: number;
@@ -35,14 +35,22 @@ export function addVerify(program: Command): void {
     .description(
       "is a deployment behind any front end really disaggregated: send prompts to it, and compare what its servers count, free and answer; exit code 1 when a check fails",
     )
-    .argument("<url>", "what clients send requests to: a router, a gateway or a proxy", serverUrl)
+    .argument(
+      "<url>",
+      "what clients send requests to: a router, a gateway or a proxy",
+      engineServer,
+    )
     .optionsGroup("Servers behind it:")
-    .requiredOption("--prefill <url...>", "the prefill servers; the first one is read for the lane")
-    .requiredOption("--decode <url...>", "the decode servers, likewise")
+    .requiredOption(
+      "--prefill <url...>",
+      "the prefill servers; the first one is read for the lane",
+      each(engineServer),
+    )
+    .requiredOption("--decode <url...>", "the decode servers, likewise", each(engineServer))
     .option(
       "--reference <url>",
       "one engine whose answers are right (default: the first prefill server)",
-      serverUrl,
+      engineServer,
     )
     .addOption(handshakeKeyOption())
     .optionsGroup("Prompts:")
@@ -68,28 +76,25 @@ export function addVerify(program: Command): void {
     .action(run);
 }
 
-async function run(url: string, options: Options): Promise<void> {
-  const serversOf = (urls: readonly string[]) =>
-    urls.map((each) => new EngineServer(serverUrl(each)));
-  const [prefill, decode] = [serversOf(options.prefill), serversOf(options.decode)];
-  const [p, d] = [prefill[0], decode[0]];
-  if (p === undefined || d === undefined)
-    throw new KvError("KV_CONFIG_INVALID", "no servers were given");
+async function run(front: EngineServer, options: Options): Promise<void> {
   await using sideChannel = options.bytes ? openSideChannel(options) : undefined;
   const lane = await laneEvidence({
-    servers: { prefill: p, decode: d },
+    servers: options,
     logs: { prefill: options.prefillLog, decode: options.decodeLog },
     hosts: { prefill: options.prefillHost, decode: options.decodeHost },
     sideChannel,
   });
+  let answered = 0;
+  using _ = showProgress("kv-peer", () => `${answered} of ${options.requests} prompts answered`);
   const report = await verify({
     ...options,
-    front: new EngineServer(url),
-    prefill,
-    decode,
-    reference: options.reference === undefined ? undefined : new EngineServer(options.reference),
+    signal: interruptSignal(),
+    front,
     freeWithinMs: options.freeWithin,
     lane,
+    progress: (done) => {
+      answered = done;
+    },
   });
   printDoctorReport(report, { json: options.json, text: verifyText });
 }

@@ -2,31 +2,38 @@ import { setTimeout } from "node:timers/promises";
 import { connectionLimits, HttpServer, send } from "@kv/http";
 import { KvError, systemClock, systemRandom } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
-import { count, httpUrl, number, onInterrupt, port, print, printError } from "@kv/program";
-import { type Command, Option } from "commander";
+import { count, each, httpUrl, number, port, print, printError } from "@kv/program";
+import type { Command } from "commander";
 import type { Check } from "../checks/report.js";
-import { serverUrl } from "../doctor/target.js";
 import { answerError } from "../headless/prefill-server.js";
-import { EngineServer } from "../http/engine-server.js";
 import { sendRequest } from "../http/http-request.js";
 import type { GivenGroups } from "../protocol/cache-groups.js";
 import type { DiffOptions } from "../recording/diff.js";
 import { openRecording } from "../recording/recording.js";
-import type { CanaryReference, WatchedPair } from "../watch/canary.js";
 import { findingJson, findingLine } from "../watch/findings.js";
-import { requireAnswers, Watch, type WatchRound } from "../watch/watch.js";
+import {
+  type CanaryReference,
+  requireAnswers,
+  Watch,
+  type WatchedPair,
+  type WatchRound,
+} from "../watch/watch.js";
 import {
   addGroupsOptions,
   addReachOptions,
+  engineServer,
+  fixedPrompt,
   type GroupsOptions,
   givenGroups,
+  interruptSignal,
   openSideChannel,
   type ReachOptions,
   timeOption,
+  valueTypeOption,
 } from "./options.js";
 
 interface WatchFlags extends ReachOptions, GroupsOptions {
-  pair: string[];
+  pair: readonly WatchedPair[];
   against?: string;
   interval: number;
   once?: true;
@@ -40,12 +47,8 @@ interface WatchFlags extends ReachOptions, GroupsOptions {
   json?: true;
 }
 
-/** Differences that another order of additions explains, for values of KV of about 10. */
+/** Another order of additions explains such differences for KV of about 10. */
 const TOLERANCES = { float32: 1e-4, float16: 2e-2, bfloat16: 1.5e-1 } as const;
-/**
- * Limits of the listener for metrics. They are enough for some Prometheus servers, and for a person
- * who looks.
- */
 export const WATCH_METRICS_LIMITS = {
   maxConnections: 32,
   maxConnectionsPerAddress: 16,
@@ -65,6 +68,7 @@ export function addWatch(program: Command): void {
     .requiredOption(
       "--pair <url...>",
       "PREFILL_URL,DECODE_URL of a pair that serves requests; PREFILL_URL alone compares only KV",
+      each(readPair),
     )
     .option(
       "--against <folder>",
@@ -82,12 +86,7 @@ export function addWatch(program: Command): void {
       128,
     )
     .option("--output-tokens <n>", "tokens that the decode server generates", count, 8)
-    .addOption(
-      new Option(
-        "--type <type>",
-        "type of the values in KV; bytes are compared when absent",
-      ).choices(Object.keys(TOLERANCES)),
-    )
+    .addOption(valueTypeOption())
     .option(
       "--tolerance <x>",
       "largest difference of two values that counts as equal (default: by --type)",
@@ -106,12 +105,11 @@ export function addWatch(program: Command): void {
 }
 
 async function watch(flags: WatchFlags): Promise<void> {
-  const pairs = flags.pair.map(readPair);
   const { prompt, reference, groups } = await readReference(flags);
   await using transport = nixlTransport();
   await using sideChannel = openSideChannel(flags);
   const watching = new Watch({
-    pairs,
+    pairs: flags.pair,
     reference,
     prompt,
     outputTokens: flags.outputTokens,
@@ -126,7 +124,7 @@ async function watch(flags: WatchFlags): Promise<void> {
   });
   const stop = new AbortController();
   process.once("SIGTERM", () => stop.abort());
-  onInterrupt(() => stop.abort());
+  interruptSignal().addEventListener("abort", () => stop.abort());
   const closeMetrics = await serveMetrics(flags, watching);
   try {
     while (!stop.signal.aborted) {
@@ -140,7 +138,6 @@ async function watch(flags: WatchFlags): Promise<void> {
         return;
       }
       const pauseMs = Math.max(0, flags.interval - (performance.now() - startedMs));
-      // It ends early with the signal.
       await setTimeout(pauseMs, undefined, { signal: stop.signal }).catch(() => {});
     }
   } finally {
@@ -156,8 +153,8 @@ function readPair(text: string): WatchedPair {
       `--pair ${text} has ${more.length + 2} servers; a pair has one or two`,
     );
   return {
-    prefill: new EngineServer(serverUrl(prefill)),
-    decode: decode === undefined ? undefined : new EngineServer(serverUrl(decode)),
+    prefill: engineServer(prefill),
+    decode: decode === undefined ? undefined : engineServer(decode),
   };
 }
 
@@ -168,13 +165,8 @@ async function readReference(flags: WatchFlags): Promise<{
 }> {
   const { against, promptTokens } = flags;
   const groups = await givenGroups(flags);
-  if (against === undefined) {
-    const prompt = Array.from(
-      { length: promptTokens },
-      (_, at) => ((7 * at * at + 3 * at + 11) % 900) + 10,
-    );
-    return { prompt, reference: undefined, groups };
-  }
+  if (against === undefined)
+    return { prompt: fixedPrompt(promptTokens, 0), reference: undefined, groups };
   const recording = await openRecording(against);
   const [first] = recording.manifest.prompts;
   if (first === undefined) throw new KvError("KV_CONFIG_INVALID", `${against} has no prompt`);
@@ -208,7 +200,7 @@ function report(round: WatchRound, { json }: WatchFlags): void {
   );
 }
 
-/** A webhook that does not take a finding is reported on stderr; the finding was printed. */
+/** The finding was printed before. */
 async function post(url: string | undefined, finding: Check): Promise<void> {
   if (url === undefined) return;
   try {

@@ -6,15 +6,16 @@ import {
   type FactorDifference,
   type Factors,
   findHashFactors,
+  type HandshakePayload,
   type HashSearch,
   modelForms,
   speculativeForms,
 } from "@kv/protocol";
 import { type Check, check, type Role } from "../checks/report.js";
 import type { ServerFacts } from "./server-facts.js";
-import { versionsWithFields } from "./wire-version.js";
+import { versionsWithFields } from "./versions.js";
 
-export interface CompatibilityOptions {
+interface CompatibilityOptions {
   readonly knownFactors: Readonly<Record<string, unknown>>;
   readonly tpOf: (server: ServerFacts) => number;
 }
@@ -24,35 +25,28 @@ export interface Compatibility {
   readonly factors: Readonly<Record<Role, Factors>>;
 }
 
-/**
- * Compares the two compatibility hashes and finds the factor that differs; only digests cross the
- * wire.
- */
+interface Side {
+  readonly hash: string;
+  readonly factors: Factors;
+  readonly candidates: FactorCandidates;
+}
+
 export function compatibilityChecks(
   prefill: ServerFacts,
   decode: ServerFacts | undefined,
   options: CompatibilityOptions,
 ): Compatibility {
   const checks: Check[] = [];
-  const factorsOf = (server: ServerFacts | undefined): Factors => {
+  const sideOf = (server: ServerFacts | undefined): Side | undefined => {
     if (server?.payload === undefined) return undefined;
-    const found = findFactors(server, options);
-    checks.push(factorCheck(server.role, server.payload.compatibilityHash, found));
-    return found?.factors;
+    const hash = server.payload.compatibilityHash;
+    const found = findFactors(server, server.payload, options);
+    checks.push(factorCheck(server.role, hash, found));
+    return { hash, factors: found?.factors, candidates: candidatesOf(server, options) };
   };
-  const factors = { prefill: factorsOf(prefill), decode: factorsOf(decode) };
-  const hashes = {
-    prefill: prefill.payload?.compatibilityHash,
-    decode: decode?.payload?.compatibilityHash,
-  };
-  if (decode !== undefined && hashes.prefill !== undefined && hashes.decode !== undefined)
-    checks.push(
-      pairCheck({ prefill: hashes.prefill, decode: hashes.decode }, factors, {
-        prefill: candidatesOf(prefill, options),
-        decode: candidatesOf(decode, options),
-      }),
-    );
-  return { checks, factors };
+  const [p, d] = [sideOf(prefill), sideOf(decode)];
+  if (p !== undefined && d !== undefined) checks.push(pairCheck(p, d));
+  return { checks, factors: { prefill: p?.factors, decode: d?.factors } };
 }
 
 function candidatesOf(
@@ -61,37 +55,33 @@ function candidatesOf(
 ): FactorCandidates {
   const { speculative_config, ...others } = knownFactors;
   const models = modelNames(server);
-  const known = Object.entries(others).map(([name, value]) => [name, [value].flat()] as const);
-  const given = isRecord(speculative_config)
-    ? speculativeForms(speculative_config, String(others["cache_dtype"] ?? "auto"))
-    : [];
+  const { metadata } = server;
   return {
-    ...Object.fromEntries(known),
+    ...Object.fromEntries(Object.entries(others).map(([name, value]) => [name, [value].flat()])),
     model: [...new Set([...models, ...models.flatMap((name) => [...modelForms(name)])])],
-    speculative_config: given,
-    ...(server.metadata === undefined
-      ? {}
-      : { attn_backend_name: [server.metadata.attentionBackend] }),
+    speculative_config: isRecord(speculative_config)
+      ? speculativeForms(speculative_config, String(others["cache_dtype"] ?? "auto"))
+      : [],
+    ...(metadata && { attn_backend_name: [metadata.attentionBackend] }),
   };
 }
 
 const isRecord = (value: unknown): value is Readonly<Record<string, unknown>> =>
   typeof value === "object" && value !== null && !Array.isArray(value);
 
-/** `announced`: the server sent its factors, as an engine of this project does. */
 type Found = HashSearch & { readonly isAnnounced?: true };
 
 function findFactors(
   server: ServerFacts,
+  { extension, compatibilityHash: hash }: HandshakePayload,
   { knownFactors, tpOf }: CompatibilityOptions,
 ): Found | undefined {
-  const { payload, metadata, metadataFields = [] } = server;
-  if (payload === undefined) return undefined;
-  const announced = payload.extension?.factors;
-  if (isRecord(announced) && compatibilityHash(announced) === payload.compatibilityHash)
+  const { metadata, metadataFields = [] } = server;
+  const announced = extension?.factors;
+  if (isRecord(announced) && compatibilityHash(announced) === hash)
     return { factors: announced, tried: 0, isAnnounced: true };
   if (metadata === undefined) return undefined;
-  return findHashFactors(payload.compatibilityHash, {
+  return findHashFactors(hash, {
     vllmVersion: server.vllmVersion,
     models: modelNames(server),
     metadata,
@@ -107,55 +97,49 @@ const modelNames = ({ model }: ServerFacts) =>
   [model?.root, model?.id].filter((name) => name !== undefined);
 
 function factorCheck(role: Role, hash: string, found: Found | undefined): Check {
-  const of = (status: "ok" | "note", text: string, more: Pick<Check, "fix" | "details">) =>
-    check(`compatibility.${role}`, `hash of ${role}`, status, `${hash.slice(0, 16)}…${text}`, more);
+  const [id, title] = [`compatibility.${role}`, `hash of ${role}`] as const;
+  const shown = `${hash.slice(0, 16)}…`;
   const { factors, tried = 0, isAnnounced } = found ?? {};
   if (factors === undefined)
-    return of("note", `: its factors are unknown; none of ${tried} combinations has this hash`, {
-      fix: "give what you know of the server: --model, --dtype, --kv-heads, --head-size, --layers, --kv-cache-dtype, --attention-backend, --speculative-config",
-      details: { hash },
-    });
+    return check(
+      id,
+      title,
+      "note",
+      `${shown}: its factors are unknown; none of ${tried} combinations has this hash`,
+      "give what you know of the server: --model, --dtype, --kv-heads, --head-size, --layers, --kv-cache-dtype, --attention-backend, --speculative-config",
+      { hash },
+    );
   const values = Object.entries(factors)
     .sort(([a], [b]) => (a < b ? -1 : 1))
     .map(([name, value]) => `${name} ${JSON.stringify(value)}`);
   const source = isAnnounced ? "" : ` (found after ${tried} combinations)`;
-  return of("ok", ` is the hash of ${values.join(", ")}${source}`, {
-    details: { hash, factors, tried },
-  });
+  const text = `${shown} is the hash of ${values.join(", ")}${source}`;
+  return check(id, title, "ok", text, undefined, { hash, factors, tried });
 }
 
-function pairCheck(
-  hashes: Readonly<Record<Role, string>>,
-  factors: Readonly<Record<Role, Factors>>,
-  candidates: Readonly<Record<Role, FactorCandidates>>,
-): Check {
-  const title = "the two hashes";
-  if (hashes.prefill === hashes.decode) return check("compatibility.pair", title, "ok", "equal");
-  const { differences, text } = explainDifference(hashes, factors, candidates);
-  return check(
-    "compatibility.pair",
-    title,
-    "fail",
-    `they differ, and the decode server refuses the handshake: ${text}`,
-    { fix: fixOf(differences), details: { ...hashes, differences } },
-  );
+function pairCheck(prefill: Side, decode: Side): Check {
+  const [id, title] = ["compatibility.pair", "the two hashes"] as const;
+  if (prefill.hash === decode.hash) return check(id, title, "ok", "equal");
+  const { differences, text } = explainDifference(prefill, decode);
+  const found = `they differ, and the decode server refuses the handshake: ${text}`;
+  const details = { prefill: prefill.hash, decode: decode.hash, differences };
+  return check(id, title, "fail", found, fixOf(differences), details);
 }
 
-/** In the differences, `ours` is the decode server's value and `theirs` the prefill server's. */
-function explainDifference(
-  hashes: Readonly<Record<Role, string>>,
-  { prefill, decode }: Readonly<Record<Role, Factors>>,
-  candidates: Readonly<Record<Role, FactorCandidates>>,
-): { readonly differences: readonly FactorDifference[]; readonly text: string } {
-  if (prefill !== undefined && decode !== undefined) {
-    const differences = compareFactors(decode, prefill);
-    return { differences, text: list(differences) };
-  }
-  // When only one server's factors are known, the other hash is searched among similar factors.
-  if (decode !== undefined)
-    return explainCompatibility(decode, { hash: hashes.prefill }, candidates.prefill);
-  if (prefill !== undefined) {
-    const found = explainCompatibility(prefill, { hash: hashes.decode }, candidates.decode);
+interface Explanation {
+  readonly differences: readonly FactorDifference[];
+  readonly text: string;
+}
+
+/** `ours` is D's value, `theirs` P's. */
+function explainDifference(prefill: Side, decode: Side): Explanation {
+  // A server with unknown factors has its hash searched among similar factors.
+  if (decode.factors === undefined) {
+    if (prefill.factors === undefined) {
+      const text = "the factor that differs is unknown, because neither server's factors are known";
+      return { differences: [], text };
+    }
+    const found = explainCompatibility(prefill.factors, { hash: decode.hash }, decode.candidates);
     const differences = found.differences.map(({ factor, ours: theirs, theirs: ours }) => ({
       factor,
       ours,
@@ -163,22 +147,21 @@ function explainDifference(
     }));
     return { differences, text: differences.length === 0 ? found.text : list(differences) };
   }
-  return {
-    differences: [],
-    text: "the factor that differs is unknown, because neither server's factors are known",
-  };
+  if (prefill.factors === undefined)
+    return explainCompatibility(decode.factors, { hash: prefill.hash }, prefill.candidates);
+  const differences = compareFactors(decode.factors, prefill.factors);
+  return { differences, text: list(differences) };
 }
 
 function list(differences: readonly FactorDifference[]): string {
+  const shown = (value: unknown) => (value === undefined ? "no factor" : JSON.stringify(value));
   return differences
     .map(
       ({ factor, ours, theirs }) =>
-        `${factor} is ${factorText(theirs)} at prefill and ${factorText(ours)} at decode`,
+        `${factor} is ${shown(theirs)} at prefill and ${shown(ours)} at decode`,
     )
     .join("; ");
 }
-
-const factorText = (value: unknown) => (value === undefined ? "no factor" : JSON.stringify(value));
 
 const FIXES: Readonly<Record<string, string>> = {
   vllm_version: "run one version of vLLM on both sides",
@@ -198,12 +181,12 @@ const FIXES: Readonly<Record<string, string>> = {
 };
 
 function fixOf(differences: readonly FactorDifference[]): string {
-  const fixes = [
-    ...new Set(
-      differences.map(({ factor }) => FIXES[factor] ?? `make ${factor} equal on both sides`),
-    ),
-  ];
-  const last =
-    'or set "enforce_handshake_compat": false in kv_connector_extra_config of decode, at your own risk';
-  return [...(fixes.length === 0 ? ["compare the two command lines"] : fixes), last].join("; ");
+  const fixes = differences.map(
+    ({ factor }) => FIXES[factor] ?? `make ${factor} equal on both sides`,
+  );
+  if (fixes.length === 0) fixes.push("compare the two command lines");
+  fixes.push(
+    'or set "enforce_handshake_compat": false in kv_connector_extra_config of decode, at your own risk',
+  );
+  return [...new Set(fixes)].join("; ");
 }

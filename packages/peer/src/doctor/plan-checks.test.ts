@@ -22,7 +22,7 @@ const sized = (factor: number) => ({
 });
 const options = { prefillTp: 1, decodeTp: 1, tpIsAssumed: false, numKvHeads: 4 };
 const plan = (prefill: ServerFacts, decode: ServerFacts, more = {}) =>
-  planChecks({ prefill, decode, plan: { ...options, ...more } });
+  planChecks(prefill, decode, { ...options, ...more });
 
 test("TP 1 to 2: each decode rank reads half of the heads, and prefill waits for both", () => {
   const [check] = plan(server("prefill"), server("decode", sized(0.5)), { decodeTp: 2 });

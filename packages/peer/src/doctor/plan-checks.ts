@@ -6,7 +6,7 @@ import {
   planRanks,
   vllmLimit,
 } from "@kv/fleet";
-import { type KvCacheKind, KvError } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import { postingLines, postingOf } from "@kv/kv-plan";
 import type { EngineTransferPlan } from "@kv/plan";
 import { type Check, check } from "../checks/report.js";
@@ -14,69 +14,55 @@ import { ranksLike } from "../live-plan/live-pair.js";
 import { type GivenGroups, groupKinds } from "../protocol/cache-groups.js";
 import type { ServerFacts } from "./server-facts.js";
 
-export interface PlanOptions {
+interface PlanOptions {
   readonly prefillTp: number;
   readonly decodeTp: number;
-  /** A TP size was neither announced nor given by the user. */
   readonly tpIsAssumed: boolean;
   readonly numKvHeads: number | undefined;
   readonly cacheDtype?: string | undefined;
   readonly groups?: GivenGroups | undefined;
 }
 
-/**
- * Builds the transfer plan of every decode rank from the metadata of rank (0, 0) of both servers,
- * and reports why a plan is refused.
- */
-export function planChecks({
-  prefill,
-  decode,
-  plan: options,
-}: {
-  readonly prefill: ServerFacts;
-  readonly decode: ServerFacts;
-  readonly plan: PlanOptions;
-}): Check[] {
+export function planChecks(
+  prefill: ServerFacts,
+  decode: ServerFacts,
+  options: PlanOptions,
+): Check[] {
   const { metadata: remote } = prefill;
   const { metadata: local } = decode;
   if (remote === undefined || local === undefined) return [];
   const { prefillTp, decodeTp, cacheDtype } = options;
-  const numKvHeads = options.numKvHeads ?? Math.max(prefillTp, decodeTp);
   const numGroups = prefill.remotePrefill?.remoteBlockIds.length ?? assumedGroups(remote).length;
   const title = `TP ${prefillTp} to TP ${decodeTp}`;
-  const planned = (groups: readonly KvCacheKind[]): PairToPlan => ({
+  const pair: PairToPlan = {
     prefill: remote,
     decode: local,
     prefillTp,
     decodeTp,
-    numKvHeads,
-    groups,
+    numKvHeads: options.numKvHeads ?? Math.max(prefillTp, decodeTp),
+    groups: assumedGroups(remote, numGroups),
     cacheDtype,
-  });
+  };
+  let toPlan = pair;
   const checks: Check[] = [];
-  // vLLM's own checks need the number of the groups, MLA and states, which handshakes tell.
-  let groups = assumedGroups(remote, numGroups);
   try {
-    groups = groupKinds(remote, numGroups, options.groups);
-    checks.push(tryPlan(title, planned(groups), options));
+    toPlan = { ...pair, groups: groupKinds(remote, numGroups, options.groups) };
+    checks.push(tryPlan(title, toPlan, options));
   } catch (thrown) {
-    const { message, hint = "", code } = KvError.from(thrown, "KV_INTERNAL", "no kinds");
-    checks.push(
-      check("plan.built", title, "note", `no plan was tried: ${message}`, {
-        fix: hint,
-        details: { code },
-      }),
-    );
+    const { message, hint, code } = KvError.from(thrown, "KV_INTERNAL", "no kinds");
+    const found = `no plan was tried: ${message}`;
+    checks.push(check("plan.built", title, "note", found, hint, { code }));
   }
-  const limit = vllmLimit(planned(groups), {
+  const isVllm = ({ vllmVersion }: ServerFacts) => vllmVersion !== undefined;
+  const limit = vllmLimit(toPlan, {
     isPush: [prefill, decode].some(({ remotePrefill }) => remotePrefill?.transferMode === "push"),
-    hasVllm: prefill.vllmVersion !== undefined || decode.vllmVersion !== undefined,
-    decodeIsVllm: decode.vllmVersion !== undefined,
-    prefillIsVllm: prefill.vllmVersion !== undefined,
+    hasVllm: isVllm(prefill) || isVllm(decode),
+    decodeIsVllm: isVllm(decode),
+    prefillIsVllm: isVllm(prefill),
     decodeVersion: decode.vllmVersion,
   });
   if (limit !== undefined)
-    checks.push(check("plan.vllm", "vLLM's own limits", "fail", limit.text, { fix: limit.fix }));
+    checks.push(check("plan.vllm", "vLLM's own limits", "fail", limit.text, limit.fix));
   return checks;
 }
 
@@ -85,8 +71,7 @@ function tryPlan(
   pair: PairToPlan,
   { tpIsAssumed, numKvHeads, cacheDtype }: PlanOptions,
 ): Check {
-  const { prefill, prefillTp, decodeTp } = pair;
-  const splitsHeads = prefillTp !== decodeTp && !hasMla(prefill);
+  const splitsHeads = pair.prefillTp !== pair.decodeTp && !hasMla(pair.prefill);
   const assumed: string[] = [];
   if (tpIsAssumed) assumed.push("a TP size (--prefill-tp, --decode-tp)");
   if (numKvHeads === undefined && splitsHeads) assumed.push("the number of KV heads (--kv-heads)");
@@ -103,29 +88,18 @@ function tryPlan(
   }
 }
 
-/** Tokens of the request whose descriptors are counted, as in kv-plan. */
 const SAMPLE_TOKENS = 2048;
 
-function postings({
-  prefill,
-  decode,
-  prefillTp,
-  decodeTp,
-  numKvHeads,
-  groups,
-  cacheDtype,
-}: PairToPlan): readonly string[] {
+function postings(pair: PairToPlan): readonly string[] {
   try {
     const posting = postingOf(
       {
+        ...pair,
         title: "pair",
-        numKvHeads,
-        groups,
-        cacheDtype,
         assumed: [],
-        windowTokens: groups.map(() => undefined),
-        prefill: ranksLike(prefill, prefillTp),
-        decode: ranksLike(decode, decodeTp),
+        windowTokens: pair.groups.map(() => undefined),
+        prefill: ranksLike(pair.prefill, pair.prefillTp),
+        decode: ranksLike(pair.decode, pair.decodeTp),
       },
       SAMPLE_TOKENS,
     );
@@ -149,11 +123,10 @@ function describe(plans: readonly EngineTransferPlan[]): string {
   const heads =
     sources.length > 1 ? `heads of ${sources.length} prefill ranks` : "one prefill rank";
   const blocks = blockSizeRatio > 1 ? `, ${blockSizeRatio} prefill blocks per decode block` : "";
-  const pass = FORMS[form];
-  const notified =
-    notifyOnlyRanks.length > 0 ? `, notifies ${notifyOnlyRanks.length} more without reading` : "";
+  const others = notifyOnlyRanks.length;
+  const notified = others > 0 ? `, notifies ${others} more without reading` : "";
   return (
-    `each of ${plans.length} decode ranks reads ${heads}${notified}${blocks}; ${pass}; ` +
+    `each of ${plans.length} decode ranks reads ${heads}${notified}${blocks}; ${FORMS[form]}; ` +
     `a prefill rank waits for ${localConsumers} notification${localConsumers > 1 ? "s" : ""}`
   );
 }
@@ -166,9 +139,9 @@ function refusal(title: string, error: KvError, pair: PairToPlan, tail: string):
     const found = `works only with a conversion at decode (${plan?.conversions.join(", ")}): ${message}${tail}`;
     const fix =
       "vLLM's CPU worker repacks heads by itself; for other layouts set enable_permute_local_kv at decode, or use one backend and layout on both";
-    return check("plan.built", title, "warn", found, { fix, details });
+    return check("plan.built", title, "warn", found, fix, details);
   } catch {
     const fix = hint ?? "use equal block sizes, layouts and attention backends";
-    return check("plan.built", title, "fail", `refused: ${message}${tail}`, { fix, details });
+    return check("plan.built", title, "fail", `refused: ${message}${tail}`, fix, details);
   }
 }

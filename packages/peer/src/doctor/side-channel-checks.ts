@@ -3,15 +3,15 @@ import {
   type AgentMetadata,
   decodeAgentMetadata,
   decodeMsgpack,
+  type HandshakePayload,
   NEWEST_VLLM_VERSION,
 } from "@kv/protocol";
 import { type Check, check, type Role } from "../checks/report.js";
 import {
   decodeHandshake,
   exchangeHandshake,
-  type RankHandshake,
   type SideChannelAddress,
-} from "../protocol/handshake.js";
+} from "../protocol/remote-engine.js";
 import type { ClockSample, SideChannelFacts } from "./server-facts.js";
 import { isLoopback, isWildcard } from "./target.js";
 
@@ -19,18 +19,14 @@ export interface SideChannelReading {
   readonly role: Role;
   readonly sideChannel: SideChannel;
   readonly timeoutMs: number | undefined;
-  /** Where peers shake hands; `default` is vLLM's default port. */
   readonly address: SideChannelAddress & { readonly source: "server" | "user" | "default" };
-  /** The host of the server's URL; undefined when only the side channel was given. */
+  /** Undefined when only the side channel was given. */
   readonly serverHost: string | undefined;
   readonly peerIsElsewhere: boolean;
   readonly expectedEngineId: string | undefined;
 }
 
-/**
- * Shakes hands twice with rank (0, 0). No other rank is asked: when vLLM 0.33 is asked for a rank
- * that it does not have, its listener stops for good.
- */
+/** Asks only rank (0, 0): a missing rank stops vLLM 0.33's listener for good. */
 export async function readSideChannel(
   options: SideChannelReading,
 ): Promise<SideChannelFacts & { reading: Check[] }> {
@@ -42,17 +38,11 @@ export async function readSideChannel(
   } catch (thrown) {
     return { reading: [...reading, await unreachable(thrown, options)] };
   }
-  const { payload, samples } = answer;
-  const facts = { address, payload, clockSamples: samples, reading };
-  const roundTripMs = samples.map(({ sentAtMs, receivedAtMs }) => receivedAtMs - sentAtMs);
-  reading.push(
-    check(
-      `${role}.side-channel`,
-      "side channel",
-      "ok",
-      `${address.host}:${address.port} answers for rank (0, 0) in ${Math.min(...roundTripMs).toFixed(1)} ms`,
-    ),
-  );
+  const { payload, clockSamples } = answer;
+  const facts = { address, payload, clockSamples, reading };
+  const bestMs = Math.min(...clockSamples.map(roundTripMs)).toFixed(1);
+  const answers = `${address.host}:${address.port} answers for rank (0, 0) in ${bestMs} ms`;
+  reading.push(check(`${role}.side-channel`, "side channel", "ok", answers));
   try {
     const metadata = decodeAgentMetadata(payload.agentMetadataBytes);
     reading.push(describeMetadata(role, metadata));
@@ -63,31 +53,27 @@ export async function readSideChannel(
   } catch (thrown) {
     const { message } = KvError.from(thrown, "KV_WIRE_MALFORMED", "agent metadata");
     const fix = `the server's vLLM may be newer than ${NEWEST_VLLM_VERSION.version}: kv-peer wire on its wheel lists what it changed; or its connector is not a NixlConnector`;
-    reading.push(check(`${role}.metadata`, "metadata", "fail", message, { fix }));
+    reading.push(check(`${role}.metadata`, "metadata", "fail", message, fix));
     return facts;
   }
 }
 
 interface Answer {
-  readonly payload: RankHandshake["payload"];
-  readonly samples: readonly ClockSample[];
+  readonly payload: HandshakePayload;
+  readonly clockSamples: readonly ClockSample[];
 }
 
-/** Two handshakes give two samples of the clock offset. */
 async function askTwice(
   { sideChannel, timeoutMs }: SideChannelReading,
   address: SideChannelAddress,
 ): Promise<Answer> {
-  const samples: ClockSample[] = [];
-  let payload: RankHandshake["payload"] | undefined;
-  for (let time = 0; time < 2; time++) {
+  const ask = async () => {
     const exchange = await exchangeHandshake(sideChannel, address, { timeoutMs });
-    const decoded = decodeHandshake(exchange);
-    payload = decoded.payload;
-    const { sentAtMs, receivedAtMs } = exchange.reply;
-    if (decoded.clockSeconds !== undefined) samples.push({ sentAtMs, receivedAtMs });
-  }
-  if (payload !== undefined && samples.length > 0) return { payload, samples };
+    return { ...exchange.reply, ...decodeHandshake(exchange) };
+  };
+  const answers = [await ask(), await ask()] as const;
+  const clockSamples = answers.filter(({ clockSeconds }) => clockSeconds !== undefined);
+  if (clockSamples.length > 0) return { payload: answers[1].payload, clockSamples };
   throw new KvError(
     "KV_HANDSHAKE_INCOMPATIBLE",
     "the reply has no clock frame: the server's connector is older than version 5",
@@ -107,13 +93,11 @@ async function unreachable(thrown: unknown, options: SideChannelReading): Promis
   if (elsewhere !== undefined) found.push(`it answers at ${elsewhere}:${address.port}`);
   if (address.source === "default")
     found.push(`(the default port; --${role}-side-channel sets another)`);
-  return check(`${role}.side-channel`, "side channel", "fail", found.join("\n"), {
-    fix: elsewhere === undefined ? hint : fixHost(elsewhere),
-    details: { code, ...address },
-  });
+  const fix = elsewhere === undefined ? hint : fixHost(elsewhere);
+  const details = { code, ...address };
+  return check(`${role}.side-channel`, "side channel", "fail", found.join("\n"), fix, details);
 }
 
-/** A server that announces an unreachable address often listens under the host of its URL. */
 async function findAtServerHost(options: SideChannelReading): Promise<string | undefined> {
   const { serverHost, address } = options;
   if (serverHost === undefined || serverHost === address.host) return undefined;
@@ -129,62 +113,46 @@ function checkAnnouncedHost({
   serverHost,
   peerIsElsewhere,
 }: SideChannelReading): Check {
-  const of = (status: Check["status"], found: string, fix?: string) =>
-    check(`${role}.side-channel-host`, "side-channel host", status, found, { fix });
-  const announces = `the server announces ${host}`;
+  const of = (status: Check["status"], more: string, fix?: string) => {
+    const found = `the server announces ${host}${more}`;
+    return check(`${role}.side-channel-host`, "side-channel host", status, found, fix);
+  };
   if (isWildcard(host))
-    return of(
-      "fail",
-      `${announces}, an address to listen on; peers cannot connect to it`,
-      fixHost(serverHost),
-    );
-  if (!isLoopback(host)) return of("ok", announces);
-  const isRemote = serverHost !== undefined && !isLoopback(serverHost);
-  if (isRemote || peerIsElsewhere)
-    return of(
-      "fail",
-      `${announces}; a peer on another host would connect to itself`,
-      fixHost(isRemote ? serverHost : undefined),
-    );
-  return of("ok", `${announces}, which works for a pair on one host`);
+    return of("fail", ", an address to listen on; peers cannot connect to it", fixHost(serverHost));
+  if (!isLoopback(host)) return of("ok", "");
+  const remoteHost = serverHost === undefined || isLoopback(serverHost) ? undefined : serverHost;
+  if (remoteHost !== undefined || peerIsElsewhere)
+    return of("fail", "; a peer on another host would connect to itself", fixHost(remoteHost));
+  return of("ok", ", which works for a pair on one host");
 }
 
 function checkEngineId(role: Role, found: string, expected: string): Check {
-  if (found === expected) return check(`${role}.engine-id`, "engine id", "ok", found);
+  const id = `${role}.engine-id` as const;
+  if (found === expected) return check(id, "engine id", "ok", found);
   return check(
-    `${role}.engine-id`,
+    id,
     "engine id",
     "fail",
     `over HTTP the server is engine ${expected}, but engine ${found} answers on its side channel`,
-    {
-      fix: "two servers share a side-channel port, or one was restarted: give each its own VLLM_NIXL_SIDE_CHANNEL_PORT",
-    },
+    "two servers share a side-channel port, or one was restarted: give each its own VLLM_NIXL_SIDE_CHANNEL_PORT",
   );
 }
 
 function describeMetadata(role: Role, metadata: AgentMetadata): Check {
-  const { regionMemoryTypes, blockSize, numBlocks, kvCacheLayout, attentionBackend } = metadata;
-  const { physicalBlocksPerLogical } = metadata;
+  const { numBlocks, blockSize, kvCacheLayout, attentionBackend } = metadata;
+  const { regionMemoryTypes, physicalBlocksPerLogical: kernels } = metadata;
   const regions = metadata.baseAddresses.length;
   const memory = [...new Set(regionMemoryTypes ?? ["memory of unknown type"])].join(" and ");
-  const kernels =
-    physicalBlocksPerLogical > 1 ? `, ${physicalBlocksPerLogical} kernel blocks per block` : "";
-  return check(
-    `${role}.metadata`,
-    "metadata",
-    "ok",
-    `${regions} regions of ${numBlocks} blocks in ${memory}, ${blockSize} tokens per kernel block${kernels}, ${kvCacheLayout}, ${attentionBackend}`,
-    {
-      details: {
-        regions,
-        numBlocks,
-        blockSize,
-        kvCacheLayout,
-        attentionBackend,
-        physicalBlocksPerLogical,
-      },
-    },
-  );
+  const perBlock = kernels > 1 ? `, ${kernels} kernel blocks per block` : "";
+  const found = `${regions} regions of ${numBlocks} blocks in ${memory}, ${blockSize} tokens per kernel block${perBlock}, ${kvCacheLayout}, ${attentionBackend}`;
+  return check(`${role}.metadata`, "metadata", "ok", found, undefined, {
+    regions,
+    numBlocks,
+    blockSize,
+    kvCacheLayout,
+    attentionBackend,
+    physicalBlocksPerLogical: kernels,
+  });
 }
 
 function fixHost(host: string | undefined): string {

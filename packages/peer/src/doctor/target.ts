@@ -1,24 +1,19 @@
 import { networkInterfaces } from "node:os";
 import { KvError } from "@kv/interface";
 
-/**
- * How a server of the pair was given: by the URL of its HTTP port, or by its side channel alone.
- */
+/** A server's HTTP URL, or its side channel alone. */
 export type Target =
   | {
-      /** An HTTP server, whose side channel is found through it. */
       readonly kind: "server";
-      /** Base URL without a trailing slash and without `/v1`. */
+      /** Without a trailing slash and `/v1`. */
       readonly url: string;
-      /** Host of the URL; an IPv6 address has no brackets. */
+      /** IPv6 without brackets. */
       readonly host: string;
     }
   | {
-      /** Only the side channel; nothing is asked over HTTP. */
       readonly kind: "side-channel";
-      /** An IPv6 address has no brackets. */
+      /** IPv6 without brackets. */
       readonly host: string;
-      /** 1 to 65535. */
       readonly port: number;
     };
 
@@ -51,7 +46,6 @@ export function isThisHost(host: string): boolean {
   return isLoopback(host) || addresses.some(({ address }) => address === host);
 }
 
-/** True for an address to listen on that cannot be connected to. */
 export function isWildcard(host: string): boolean {
   return ["0.0.0.0", "::", "*"].includes(host);
 }
@@ -66,11 +60,7 @@ function invalid(text: string): KvError {
   });
 }
 
-/**
- * The base URL of an HTTP server.
- *
- * @throws `KV_CONFIG_INVALID` for a side channel or any other text.
- */
+/** @throws `KV_CONFIG_INVALID` for a side channel or any other text. */
 export function serverUrl(text: string): string {
   const target = readTarget(text);
   if (target.kind === "server") return target.url;

@@ -1,7 +1,4 @@
-/**
- * Lends the logical block ids of a headless cache to requests. Block 0 is vLLM's null block and is
- * never lent.
- */
+/** Never lends block 0, vLLM's null block. */
 export class BlockPool {
   readonly #numBlocks: number;
   readonly #free: number[];
@@ -17,7 +14,7 @@ export class BlockPool {
   }
 
   /**
-   * Takes `count` blocks, first come, first served; waits until there are enough.
+   * First come, first served.
    *
    * @throws `RangeError` for more than the pool has.
    */
@@ -48,7 +45,6 @@ export class BlockPool {
   }
 }
 
-/** Cuts `ids` into one list per KV cache group, of the given lengths. */
 export function splitByGroup(ids: readonly number[], lengths: readonly number[]): number[][] {
   let from = 0;
   return lengths.map((length) => {

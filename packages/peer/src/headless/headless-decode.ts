@@ -8,44 +8,34 @@ import type {
 import { pullConnector } from "@kv/pull";
 import { HeadlessEngine, type HeadlessEngineOptions } from "./headless-engine.js";
 
-/** The value of every cache byte of a headless decode engine before something is written to it. */
+/** Every unwritten byte of a headless D's cache. */
 export const UNWRITTEN_BYTE = 0xa5;
 
 /** Options of `openHeadlessDecode`. */
 export interface HeadlessDecodeOptions extends HeadlessEngineOptions {
-  /** Receives the KV. `pushConnector` for a P that pushes. @default pullConnector */
+  /** Receives the KV; `pushConnector` for a P that pushes. @default pullConnector */
   readonly connector?: ConnectorModule | undefined;
-  /**
-   * The compatibility hash that the engine announces in place of its own; a P that pushes compares
-   * it with its own.
-   */
+  /** Replaces the engine's own hash, which a pushing P compares with its own. */
   readonly announcedHash?: string | undefined;
 }
 
 /** How `HeadlessDecode.receive` ended. */
 export interface ReceiveResult {
-  /** Why the KV did not arrive; undefined when it did. */
+  /** Undefined when the KV arrived. */
   readonly failure: FailedReceive | undefined;
-  /** True when `signal` aborted the request before it ended. */
   readonly aborted: boolean;
 }
 
-/** Resolves the pending `receive` of a request id. */
-type Receiving = Map<string, (failure: FailedReceive | undefined) => void>;
-
-/**
- * A decode engine without a model. It calls a connector in the order in which an engine does and
- * gives access to the bytes that arrive.
- */
+/** A decode engine without a model; the received bytes can be read. */
 export class HeadlessDecode {
   readonly #engine: HeadlessEngine;
   readonly #numGroups: number;
-  readonly #receiving: Receiving;
+  readonly #receiving = new Map<string, (failure: FailedReceive | undefined) => void>();
 
-  constructor(engine: HeadlessEngine, numGroups: number, receiving: Receiving) {
+  constructor(engine: HeadlessEngine, numGroups: number) {
     this.#engine = engine;
     this.#numGroups = numGroups;
-    this.#receiving = receiving;
+    engine.onOutput = (output) => this.#settle(output);
   }
 
   get tpSize(): number {
@@ -53,10 +43,9 @@ export class HeadlessDecode {
   }
 
   /**
-   * Receives the KV of a request into `blockIds`, one list of logical block ids per KV cache group.
-   * `numComputedTokens` of the prompt are already in the first blocks (default 0). Resolves when
-   * every rank has finished and nothing accesses the blocks any more. When no token is left to
-   * receive, it only notifies P. `signal` aborts the request as an engine does.
+   * Receives KV into `blockIds`, logical ids per KV cache group, after `numComputedTokens` of the
+   * prompt (default 0). Without tokens to receive, it only notifies P. Resolves when nothing
+   * accesses the blocks. `signal` aborts as an engine does.
    *
    * @throws `KV_REQUEST_INVALID` for parameters that the connector refuses.
    */
@@ -71,21 +60,20 @@ export class HeadlessDecode {
     const { scheduler } = this.#engine;
     const { requestId } = request;
     const { tokens } = scheduler.matchedTokens(request, numComputedTokens);
-    if (tokens === 0) {
-      scheduler.afterAllocation(request, blockIds, 0);
-      this.#engine.step();
-      return { failure: undefined, aborted: false };
-    }
-    const finished = new Promise<FailedReceive | undefined>((resolve) =>
-      this.#receiving.set(requestId, resolve),
-    );
+    const finished = new Promise<FailedReceive | undefined>((resolve) => {
+      if (tokens === 0) resolve(undefined);
+      else this.#receiving.set(requestId, resolve);
+    });
     scheduler.afterAllocation(request, blockIds, tokens);
     this.#engine.step();
     let aborted = false;
     const abort = () => {
       if (!this.#receiving.has(requestId)) return;
       aborted = true;
-      this.#abort(request, blockIds);
+      const { keepBlocks } = scheduler.requestFinished(request, blockIds, "aborted");
+      this.#engine.step();
+      // A transfer may still write: the workers report its end.
+      if (!keepBlocks) this.#end(requestId, undefined);
     };
     if (signal?.aborted === true) abort();
     else signal?.addEventListener("abort", abort, { once: true });
@@ -94,59 +82,49 @@ export class HeadlessDecode {
     return { failure, aborted };
   }
 
-  #abort(request: ConnectorRequest, blockIds: BlockIds): void {
-    const { keepBlocks } = this.#engine.scheduler.requestFinished(request, blockIds, "aborted");
-    this.#engine.step();
-    // A transfer may still write to the blocks: the workers report when it has ended.
-    if (keepBlocks) return;
-    this.#receiving.get(request.requestId)?.(undefined);
-    this.#receiving.delete(request.requestId);
+  #settle({ finishedReceiving, failedReceiving }: WorkerOutput): void {
+    for (const id of finishedReceiving)
+      this.#end(
+        id,
+        failedReceiving.find(({ requestId }) => requestId === id),
+      );
   }
 
-  /**
-   * Reports a request that waits for blocks, so that the connector sends heartbeats for its lease.
-   * `receive` continues from there.
-   */
+  #end(requestId: string, failure: FailedReceive | undefined): void {
+    this.#receiving.get(requestId)?.(failure);
+    this.#receiving.delete(requestId);
+  }
+
+  /** Has the connector extend the lease of a request that waits for blocks. */
   queue(request: ConnectorRequest): void {
     this.#engine.scheduler.requestQueued?.(request);
     this.#engine.step();
   }
 
-  /** Queues a request and aborts it before it gets blocks, so that the connector notifies P. */
+  /** Aborts a request without blocks, so that P is notified. */
   giveUpQueued(request: ConnectorRequest): void {
     const { scheduler } = this.#engine;
+    const none = Array.from({ length: this.#numGroups }, () => []);
     scheduler.requestQueued?.(request);
-    scheduler.requestFinished(
-      request,
-      Array.from({ length: this.#numGroups }, () => []),
-      "aborted",
-    );
+    scheduler.requestFinished(request, none, "aborted");
     this.#engine.step();
   }
 
-  /** Ends a request whose KV has arrived. */
   finish(request: ConnectorRequest, blockIds: BlockIds): void {
     this.#engine.scheduler.requestFinished(request, blockIds, "length");
     this.#engine.step();
   }
 
-  /** A view of the bytes of one kernel block of a region on one rank. */
   block(tpRank: number, region: number, blockId: number): Uint8Array {
     return this.#engine.block(tpRank, region, blockId);
   }
 
-  /**
-   * What the scheduler and worker connectors still hold, by name; zeros (but for `listeners`) after
-   * the last request.
-   */
+  /** What the connectors hold, by name; zeros (but for `listeners`) after the last request. */
   outstanding(): Readonly<Record<string, number>> {
-    const counts: Record<string, number> = { ...this.#engine.scheduler.outstanding() };
-    for (const [name, count] of Object.entries(this.#engine.workersOutstanding()))
-      counts[name] = (counts[name] ?? 0) + count;
-    return counts;
+    return this.#engine.outstanding();
   }
 
-  /** Closes the connectors and frees the cache. The transport and the side channel stay open. */
+  /** The transport and the side channel stay open. */
   close(): Promise<void> {
     return this.#engine.close();
   }
@@ -156,32 +134,19 @@ export class HeadlessDecode {
   }
 }
 
-function resolveReceived(
-  { finishedReceiving, failedReceiving }: WorkerOutput,
-  receiving: Receiving,
-): void {
-  for (const id of finishedReceiving) {
-    receiving.get(id)?.(failedReceiving.find(({ requestId }) => requestId === id));
-    receiving.delete(id);
-  }
-}
-
 /**
- * Opens a decode engine without a model: one worker connector per rank, caches filled with
- * `UNWRITTEN_BYTE`, a listener on the side channel where the connector needs one.
+ * Opens a worker per rank with caches of `UNWRITTEN_BYTE`, and a listener where needed.
  *
  * @throws those of the connector, the transport and the side channel; what was opened is closed
  * then.
  */
 export async function openHeadlessDecode(options: HeadlessDecodeOptions): Promise<HeadlessDecode> {
-  const receiving: Receiving = new Map();
   const engine = await HeadlessEngine.open({
     ...options,
     connector: options.connector ?? pullConnector,
     announcedHash: options.announcedHash,
     keepExtension: true,
     fill: UNWRITTEN_BYTE,
-    onOutput: (output) => resolveReceived(output, receiving),
   });
-  return new HeadlessDecode(engine, options.cache.groups.length, receiving);
+  return new HeadlessDecode(engine, options.cache.groups.length);
 }

@@ -14,17 +14,15 @@ import {
   type WorkerConnector,
   type WorkerOutput,
 } from "@kv/interface";
-import { replaceCompatibilityHash } from "../protocol/handshake.js";
+import { replaceCompatibilityHash } from "../protocol/remote-engine.js";
 
-/** One region of a headless engine's KV cache; every rank has the same regions. */
+/** A region of a headless engine's KV cache, the same on every rank. */
 export interface HeadlessRegion {
-  /** The layer's name, equal on both sides of a pair. */
   readonly name: string;
-  /** Kernel blocks in the region. */
   readonly numBlocks: number;
-  /** Bytes of one kernel block on one rank. Blocks follow each other without a gap. */
+  /** Bytes of a kernel block on one rank. Blocks have no gaps. */
   readonly blockLengthBytes: number;
-  /** Index into `cache.groups`; -1 for a region that all groups share. */
+  /** Index into `cache.groups`; -1: all groups share the region. */
   readonly groupId: number;
 }
 
@@ -32,19 +30,17 @@ export interface HeadlessRegion {
 export interface Reach extends AmbientOptions {
   /** Allocates the cache and moves the blocks. The caller closes it. */
   readonly transport: Transport;
-  /** Carries the handshakes. The caller closes it. */
+  /** The caller closes it. */
   readonly sideChannel: SideChannel;
-  /** Where the peer reaches this side for a handshake. @default "127.0.0.1" */
+  /** The address that the peer dials. @default "127.0.0.1" */
   readonly sideChannelHost?: string | undefined;
-  /** The port there; 0 takes a free one. @default 0 */
+  /** 0 takes a free port. @default 0 */
   readonly sideChannelPort?: number | undefined;
 }
 
-/** What a headless engine consists of, on either side of a pair. */
+/** A headless engine on either side of a pair. */
 export interface HeadlessEngineOptions extends Omit<Reach, "sideChannelHost" | "sideChannelPort"> {
-  /** vLLM's `kv_transfer_config`, as `readTransferConfig` of `@kv/connector` returns it. */
   readonly config: KvTransferConfig;
-  /** Engine id, parallel sizes and the model facts that enter the compatibility hash. */
   readonly engine: EngineIdentity;
   readonly cache: KvCacheConfig;
   readonly regions: readonly HeadlessRegion[];
@@ -52,22 +48,15 @@ export interface HeadlessEngineOptions extends Omit<Reach, "sideChannelHost" | "
 
 interface Settings extends HeadlessEngineOptions {
   readonly connector: ConnectorModule;
-  /** Announced in place of the hash that the engine computes itself. */
   readonly announcedHash: string | undefined;
-  /** Announce what only engines of this project understand, next to `announcedHash`. */
   readonly keepExtension: boolean;
   readonly fill: number;
-  /** Called with the merged output of all ranks, after the scheduler has applied it. */
-  readonly onOutput: (output: WorkerOutput) => void;
 }
 
-/**
- * The part that a headless decode and a headless prefill engine share: memory and a worker
- * connector per rank, one scheduler connector, and engine steps without a model.
- */
+/** Runs engine steps without a model, with a worker per rank. */
 export class HeadlessEngine {
+  onOutput: (output: WorkerOutput) => void = () => {};
   readonly #settings: Settings;
-  readonly #ambient: Ambient;
   readonly #memories: Memory[] = [];
   readonly #workers: WorkerConnector[] = [];
   readonly #offsets: number[] = [];
@@ -75,13 +64,12 @@ export class HeadlessEngine {
 
   private constructor(settings: Settings) {
     this.#settings = settings;
-    this.#ambient = ambient(settings);
   }
 
   static async open(settings: Settings): Promise<HeadlessEngine> {
     const engine = new HeadlessEngine(settings);
     try {
-      await engine.#open();
+      await engine.#open(ambient(settings));
       return engine;
     } catch (error) {
       await engine.close();
@@ -98,14 +86,14 @@ export class HeadlessEngine {
     return this.#settings.engine.tpSize;
   }
 
-  async #open(): Promise<void> {
+  async #open(environment: Ambient): Promise<void> {
     const { config, engine, sideChannel, regions, cache, connector } = this.#settings;
     let lengthBytes = 0;
     for (const { numBlocks, blockLengthBytes } of regions) {
       this.#offsets.push(lengthBytes);
       lengthBytes += numBlocks * blockLengthBytes;
     }
-    const shared = { config, engine, sideChannel, ...this.#ambient };
+    const shared = { config, engine, sideChannel, ...environment };
     for (let tpRank = 0; tpRank < engine.tpSize; tpRank++)
       await this.#openRank(tpRank, lengthBytes, shared);
     const scheduler = await connector.createScheduler({ ...shared, cache });
@@ -118,7 +106,7 @@ export class HeadlessEngine {
       worker.onProgress(() => {
         const output = aggregator.add({ tpRank }, worker.collectFinished());
         scheduler.applyWorkerOutput(output);
-        this.#settings.onOutput(output);
+        this.onOutput(output);
         this.step();
       });
     }
@@ -133,24 +121,22 @@ export class HeadlessEngine {
     const memory = transport.allocate(lengthBytes);
     this.#memories.push(memory);
     if (fill !== 0) fillMemory(memory, fill);
+    const platform = cpuPlatform();
     const worker = await connector.createWorker({
       ...shared,
       tpRank,
       ppRank: 0,
       transport,
-      platform: cpuPlatform(),
+      platform,
     });
     this.#workers.push(worker);
     await worker.registerKvCaches({
       config: cache,
-      regions: regions.map(({ name, numBlocks, blockLengthBytes, groupId }, index) => ({
-        name,
+      regions: regions.map((region, index) => ({
+        ...region,
         memory,
         offsetBytes: this.#offsets[index] ?? 0,
-        numBlocks,
-        blockLengthBytes,
-        blockStrideBytes: blockLengthBytes,
-        groupId,
+        blockStrideBytes: region.blockLengthBytes,
         memoryType: memory.memoryType,
       })),
     });
@@ -163,25 +149,22 @@ export class HeadlessEngine {
     return replaceCompatibilityHash(metadata, announcedHash, { keepExtension });
   }
 
-  /** Runs one engine step: the workers start what the scheduler connector asks for. */
   step(): void {
     const metadata = this.scheduler.buildStepMetadata();
     for (const worker of this.#workers) worker.startLoad(metadata);
   }
 
-  /** A view of one kernel block; empty for a rank that does not exist. */
   block(tpRank: number, region: number, blockId: number): Uint8Array {
     const { blockLengthBytes = 0 } = this.#settings.regions[region] ?? {};
     const begin = (this.#offsets[region] ?? 0) + blockId * blockLengthBytes;
     return this.#memories[tpRank]?.view(begin, blockLengthBytes) ?? new Uint8Array();
   }
 
-  workersOutstanding(): Record<string, number> {
+  outstanding(): Record<string, number> {
     const sums: Record<string, number> = {};
-    for (const worker of this.#workers) {
-      for (const [name, count] of Object.entries(worker.outstanding()))
+    for (const connector of [this.scheduler, ...this.#workers])
+      for (const [name, count] of Object.entries(connector.outstanding()))
         sums[name] = (sums[name] ?? 0) + count;
-    }
     return sums;
   }
 
@@ -192,10 +175,9 @@ export class HeadlessEngine {
   }
 }
 
-/** Fills a memory part by part, since a view has a limit. */
+/** In parts, because a view has a limit. */
 function fillMemory(memory: Memory, value: number): void {
   const partBytes = 2 ** 30;
-  for (let at = 0; at < memory.lengthBytes; at += partBytes) {
+  for (let at = 0; at < memory.lengthBytes; at += partBytes)
     memory.view(at, Math.min(partBytes, memory.lengthBytes - at)).fill(value);
-  }
 }

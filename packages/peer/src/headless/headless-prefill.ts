@@ -6,12 +6,10 @@ import {
   type KvCacheKind,
   KvError,
   type KvTransferParams,
-  type WorkerOutput,
 } from "@kv/interface";
 import type { AgentMetadata, RemotePrefillParams } from "@kv/protocol";
-import { type GivenGroups, groupKinds } from "../protocol/cache-groups.js";
-import { kernelBlocksOfRegion } from "../protocol/region-blocks.js";
-import { readRemotePrefill } from "../protocol/remote-prefill.js";
+import { type GivenGroups, groupKinds, kernelBlocksOfRegion } from "../protocol/cache-groups.js";
+import { readRemotePrefill } from "../protocol/remote-engine.js";
 import type { RecordedHandshake, RecordedPrompt, Recording } from "../recording/recording.js";
 import { BlockPool, splitByGroup } from "./block-pool.js";
 import { HeadlessEngine, type Reach } from "./headless-engine.js";
@@ -19,47 +17,55 @@ import { type MatchingSettings, matchingSettings } from "./matching-decode.js";
 
 /** Options of `openHeadlessPrefill`. */
 export interface HeadlessPrefillOptions extends Reach {
-  /** The prompts that are served, with their KV, and the server that is imitated. */
   readonly recording: Recording;
-  /** How long blocks are kept for a D, in ms (vLLM: `kv_lease_duration`). */
+  /** Lease of kept blocks in ms (vLLM: `kv_lease_duration`). */
   readonly leaseMs: number;
-  /** Logical blocks of the cache, the null block included. */
+  /** Logical blocks, with the null block. */
   readonly numBlocks: number;
   /**
-   * Serve a prompt that was not recorded with the KV of a recorded one of at least its length. For
-   * load tests; answers are meaningless.
+   * Serves unrecorded prompts with KV of recorded ones that are not shorter. Their answers are
+   * meaningless.
    */
   readonly anyPrompt?: boolean | undefined;
   /**
-   * The kind of each KV cache group, for a server that pushes. @default those of the recording, or
-   * of its handshake where that says them
+   * Kinds of KV cache groups, for a server that pushes. @default those of the recording, or of its
+   * handshake where that says them
    */
   readonly groups?: GivenGroups | undefined;
-  /** Sends the KV. @default the connector of the recorded server, pull or push */
+  /** @default the connector of the recorded server, pull or push */
   readonly connector?: ConnectorModule | undefined;
 }
 
-interface Parts {
-  readonly engine: HeadlessEngine;
-  readonly options: HeadlessPrefillOptions;
-  readonly settings: MatchingSettings;
-  readonly handshakes: readonly RecordedHandshake[];
-  readonly pool: BlockPool;
-  /** Blocks by request id, until D has read them or the lease ends. */
-  readonly kept: Map<string, readonly number[]>;
-}
-
-/** A prefill engine without a model: it serves the recorded KV of recorded prompts. */
+/** A prefill engine without a model: it serves recorded KV. */
 export class HeadlessPrefill {
-  readonly #parts: Parts;
+  readonly #options: HeadlessPrefillOptions;
+  readonly #engine: HeadlessEngine;
+  readonly #settings: MatchingSettings;
+  readonly #handshakes: readonly RecordedHandshake[];
+  readonly #pool: BlockPool;
+  readonly #kept = new Map<string, readonly number[]>();
 
-  constructor(parts: Parts) {
-    this.#parts = parts;
+  constructor(
+    options: HeadlessPrefillOptions,
+    engine: HeadlessEngine,
+    settings: MatchingSettings,
+    handshakes: readonly RecordedHandshake[],
+  ) {
+    this.#options = options;
+    this.#engine = engine;
+    this.#settings = settings;
+    this.#handshakes = handshakes;
+    this.#pool = new BlockPool(options.numBlocks);
+    engine.onOutput = ({ finishedSending }) => {
+      for (const id of finishedSending) {
+        this.#pool.give(this.#kept.get(id) ?? []);
+        this.#kept.delete(id);
+      }
+    };
   }
 
   /**
-   * Writes the recorded KV of `tokens` into free blocks, keeps these for D, and resolves with
-   * `kv_transfer_params` for D.
+   * Puts recorded KV into free blocks and returns the `kv_transfer_params` for D.
    *
    * @throws `KV_REQUEST_INVALID` for a prompt that was not recorded, `KV_OUT_OF_BLOCKS`,
    * `KV_CONFIG_INVALID` for a damaged recording.
@@ -69,34 +75,38 @@ export class HeadlessPrefill {
     const recordedIds = readRemotePrefill(prompt.params).remoteBlockIds;
     const blocks = Math.ceil(tokens.length / this.blockSize);
     const lengths = recordedIds.map((ids) => Math.min(ids.length, blocks));
-    const taken = await this.#takeBlocks(lengths.reduce((sum, length) => sum + length, 0));
-    this.#parts.kept.set(requestId, taken);
+    const count = lengths.reduce((sum, length) => sum + length, 0);
+    if (this.#pool.free < count)
+      throw new KvError(
+        "KV_OUT_OF_BLOCKS",
+        `the prompt needs ${count} blocks, and ${this.#pool.free} of ${this.#options.numBlocks - 1} are free`,
+        { hint: "wait until decode workers have read their blocks, or raise --blocks" },
+      );
+    const taken = await this.#pool.take(count);
+    this.#kept.set(requestId, taken);
     const blockIds = splitByGroup(taken, lengths);
-    this.#copyIn(await this.#parts.options.recording.kv(prompt), blockIds, recordedIds);
+    this.#copyIn(await this.#options.recording.kv(prompt), blockIds, recordedIds);
     return this.#keepForDecode(requestId, tokens, blockIds);
   }
 
-  /** Tokens in a logical block. */
   get blockSize(): number {
-    return this.#parts.settings.cache.blockSize;
+    return this.#settings.cache.blockSize;
   }
 
-  /** Logical blocks: `total` with the null block, `used` by requests. */
+  /** With the null block in `total`. */
   get blocks(): { readonly total: number; readonly used: number } {
-    const { numBlocks } = this.#parts.options;
-    return { total: numBlocks, used: numBlocks - 1 - this.#parts.pool.free };
+    const { numBlocks } = this.#options;
+    return { total: numBlocks, used: numBlocks - 1 - this.#pool.free };
   }
 
-  /**
-   * What the scheduler connector still holds, by name, and `held`: requests whose blocks are kept.
-   */
+  /** What the scheduler connector holds, by name; `held`: requests whose blocks are kept. */
   outstanding(): Readonly<Record<string, number>> {
-    return { ...this.#parts.engine.scheduler.outstanding(), held: this.#parts.kept.size };
+    return { ...this.#engine.scheduler.outstanding(), held: this.#kept.size };
   }
 
-  /** Closes the connectors and frees the cache. The transport and the side channel stay open. */
+  /** The transport and the side channel stay open. */
   close(): Promise<void> {
-    return this.#parts.engine.close();
+    return this.#engine.close();
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -104,12 +114,13 @@ export class HeadlessPrefill {
   }
 
   #findPrompt(tokens: readonly number[]): RecordedPrompt {
-    const { prompts } = this.#parts.options.recording.manifest;
-    const same = prompts.find((prompt) => sameTokens(prompt.tokens, tokens));
+    const { prompts } = this.#options.recording.manifest;
+    const wanted = tokens.join();
+    const same = prompts.find((prompt) => prompt.tokens.join() === wanted);
     const [longer] = prompts
       .filter((prompt) => prompt.tokens.length >= tokens.length)
       .sort((a, b) => a.tokens.length - b.tokens.length);
-    const found = same ?? (this.#parts.options.anyPrompt === true ? longer : undefined);
+    const found = same ?? (this.#options.anyPrompt ? longer : undefined);
     if (found !== undefined) return found;
     const lengths = prompts.map((prompt) => prompt.tokens.length).join(", ");
     throw new KvError(
@@ -119,29 +130,16 @@ export class HeadlessPrefill {
     );
   }
 
-  async #takeBlocks(count: number): Promise<readonly number[]> {
-    if (this.#parts.pool.free >= count) return await this.#parts.pool.take(count);
-    throw new KvError(
-      "KV_OUT_OF_BLOCKS",
-      `the prompt needs ${count} blocks, and ${this.#parts.pool.free} of ${this.#parts.options.numBlocks - 1} are free`,
-      { hint: "wait until decode workers have read their blocks, or raise --blocks" },
-    );
-  }
-
-  /**
-   * Copies the recorded bytes, which lie rank after rank and region after region, into the
-   * request's blocks.
-   */
   #copyIn(bytes: Uint8Array, blockIds: BlockIds, recordedIds: BlockIds): void {
     let offset = 0;
-    for (const [tpRank, { metadata }] of this.#parts.handshakes.entries()) {
-      for (const [region, { blockLengthBytes }] of this.#parts.settings.regions.entries()) {
+    for (const [tpRank, { metadata }] of this.#handshakes.entries()) {
+      for (const [region, { blockLengthBytes }] of this.#settings.regions.entries()) {
         const targets = kernelBlocksOfRegion(metadata, region, blockIds);
         for (const index of kernelBlocksOfRegion(metadata, region, recordedIds).keys()) {
           const target = targets[index];
           if (target !== undefined) {
             const source = bytes.subarray(offset, offset + blockLengthBytes);
-            this.#parts.engine.block(tpRank, region, target).set(source);
+            this.#engine.block(tpRank, region, target).set(source);
           }
           offset += blockLengthBytes;
         }
@@ -149,13 +147,12 @@ export class HeadlessPrefill {
     }
   }
 
-  /** Takes the connector through the steps of a request that ends after its prefill. */
   #keepForDecode(
     requestId: string,
     tokens: readonly number[],
     blockIds: BlockIds,
   ): KvTransferParams {
-    const { scheduler } = this.#parts.engine;
+    const { scheduler } = this.#engine;
     const request = {
       requestId,
       numPromptTokens: tokens.length,
@@ -164,32 +161,17 @@ export class HeadlessPrefill {
     };
     scheduler.matchedTokens(request, 0);
     scheduler.afterAllocation(request, blockIds, 0);
-    this.#parts.engine.step();
+    this.#engine.step();
     const { kvTransferParams } = scheduler.requestFinished(request, blockIds, "length");
-    this.#parts.engine.step();
+    this.#engine.step();
     if (kvTransferParams !== undefined) return kvTransferParams;
     throw new KvError("KV_INTERNAL", "the connector did not keep the blocks of a prefill request");
   }
 }
 
-function freeSent(
-  { finishedSending }: WorkerOutput,
-  pool: BlockPool,
-  kept: Map<string, readonly number[]>,
-) {
-  for (const id of finishedSending) {
-    pool.give(kept.get(id) ?? []);
-    kept.delete(id);
-  }
-}
-
-function sameTokens(one: readonly number[], other: readonly number[]): boolean {
-  return one.length === other.length && one.every((token, index) => token === other[index]);
-}
-
 /**
- * @throws those of `groupKinds`; `KV_PLAN_UNSUPPORTED` for states, because the parts of a state,
- * which D's ranks share, are not on the wire.
+ * @throws those of `groupKinds`; `KV_PLAN_UNSUPPORTED` for states, whose parts for D's ranks are
+ * not on the wire.
  */
 function pushedGroups(
   metadata: AgentMetadata,
@@ -207,8 +189,7 @@ function pushedGroups(
 }
 
 /**
- * Opens a prefill engine without a model that serves a recording: a worker connector per recorded
- * rank and a handshake listener.
+ * Serves a recording, with a worker per rank and a handshake listener.
  *
  * @throws `KV_CONFIG_INVALID` for a recording without all of its ranks; those of the connector, the
  * transport and the side channel.
@@ -216,9 +197,9 @@ function pushedGroups(
 export async function openHeadlessPrefill(
   options: HeadlessPrefillOptions,
 ): Promise<HeadlessPrefill> {
-  const { recording, numBlocks } = options;
+  const { recording } = options;
   const { manifest } = recording;
-  const environment = ambient(options);
+  const { log, random } = ambient(options);
   const handshakes = await recording.handshakes(manifest.prefill);
   const [rank0] = handshakes;
   const [prompt0] = manifest.prompts;
@@ -231,26 +212,20 @@ export async function openHeadlessPrefill(
   const remote = readRemotePrefill(prompt0.params);
   const settings = matchingSettings(rank0.metadata, remote, {
     ...options,
-    log: environment.log,
-    engineId: `kv-peer-prefill-${environment.random.uuid()}`,
-    // A push connector splits blocks between D's ranks; a pull connector leaves that to D.
+    log,
+    engineId: `kv-peer-prefill-${random.uuid()}`,
+    // A push connector splits blocks between D's ranks; in pull, D does.
     groups:
       remote.transferMode === "push" ? pushedGroups(rank0.metadata, remote, options) : undefined,
   });
-  const pool = new BlockPool(numBlocks);
-  const kept = new Map<string, readonly number[]>();
   const engine = await HeadlessEngine.open({
+    ...options,
     ...settings,
-    ...environment,
-    // One rank per recorded handshake.
     engine: { ...settings.engine, tpSize: manifest.tpSize },
-    transport: options.transport,
-    sideChannel: options.sideChannel,
-    // D expects the hash of the recorded server.
+    // D expects the recorded server's hash.
     announcedHash: rank0.payload.compatibilityHash,
     keepExtension: false,
     fill: 0,
-    onOutput: (output) => freeSent(output, pool, kept),
   });
-  return new HeadlessPrefill({ engine, options, settings, handshakes, pool, kept });
+  return new HeadlessPrefill(options, engine, settings, handshakes);
 }

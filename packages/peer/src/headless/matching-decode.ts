@@ -1,11 +1,25 @@
 import { readTransferConfig } from "@kv/connector";
 import { hasStates, rankGeometry } from "@kv/fleet";
-import { ambient, type ConnectorModule, type KvCacheKind } from "@kv/interface";
+import {
+  ambient,
+  type ConnectorModule,
+  type ConnectorRequest,
+  type KvCacheKind,
+  type KvTransferParams,
+  type Random,
+} from "@kv/interface";
 import { type CacheKind, registerCacheKind } from "@kv/plan";
 import type { AgentMetadata, RemotePrefillParams } from "@kv/protocol";
-import { readRankMetadata } from "../protocol/handshake.js";
-import { groupsOfRegion } from "../protocol/region-blocks.js";
-import { connectorFor, countRemoteBlocks } from "../protocol/remote-prefill.js";
+import type { CallOptions, EngineServer } from "../http/engine-server.js";
+import { groupsOfRegion } from "../protocol/cache-groups.js";
+import {
+  connectorFor,
+  countRemoteBlocks,
+  decodeRequestId,
+  readRankMetadata,
+  readRemotePrefill,
+  sideChannelOf,
+} from "../protocol/remote-engine.js";
 import {
   type HeadlessDecode,
   type HeadlessDecodeOptions,
@@ -13,41 +27,30 @@ import {
 } from "./headless-decode.js";
 import type { Reach } from "./headless-engine.js";
 
-/**
- * Settings of a headless engine whose cache has the ranks, regions and blocks of another engine.
- */
 export type MatchingSettings = Required<
   Pick<HeadlessDecodeOptions, "config" | "engine" | "cache" | "regions">
 > & { readonly connector: NonNullable<HeadlessDecodeOptions["connector"]> };
 
-export interface MatchingSettingsOptions
+interface MatchingSettingsOptions
   extends Pick<Reach, "sideChannelHost" | "sideChannelPort" | "log"> {
   readonly engineId: string;
   readonly numBlocks: number;
   /**
-   * The kind of each KV cache group; blocks may then be split between the ranks of an engine with
-   * another TP size. Default: every block is copied byte for byte, whatever it holds.
+   * Lets blocks be split between ranks of another TP size. Default: every block is copied byte for
+   * byte.
    */
   readonly groups?: readonly KvCacheKind[] | undefined;
   readonly connector?: ConnectorModule | undefined;
-  /** How long a prefill engine keeps blocks, in ms. Undefined for a decode engine. */
   readonly leaseMs?: number | undefined;
 }
 
-/**
- * Blocks of any kind of cache, copied whole: nothing needs to be known of what they hold, and no
- * byte of them is zeroed.
- */
+/** The contents are unknown, so no byte is zeroed. */
 const WHOLE_BLOCKS: CacheKind = { name: "whole-blocks", sharding: "heads", extent: "whole" };
 registerCacheKind(WHOLE_BLOCKS);
 
-/** More KV heads on a rank than any TP size divides. */
 const MAX_HEADS_PER_RANK = 64;
 
-/**
- * Derives settings from the handshake of rank 0 of another engine: the same ranks, regions and
- * blocks, so that every block is copied byte for byte. Nothing needs to be known about the model.
- */
+/** Needs only the handshake of the other engine's rank 0. */
 export function matchingSettings(
   metadata: AgentMetadata,
   remote: RemotePrefillParams,
@@ -69,7 +72,7 @@ export function matchingSettings(
         kv_connector: connector.name,
         kv_role: leaseMs === undefined ? "kv_consumer" : "kv_producer",
         kv_buffer_device: "cpu",
-        // The engine announces the server's own hash and has no model to compare with.
+        // It announces the server's hash, and has no model to compare.
         kv_connector_extra_config: { enforce_handshake_compat: false, ...lease },
       },
       {
@@ -85,7 +88,6 @@ export function matchingSettings(
       tpSize: remote.tpSize,
       ppSize: 1,
       dpRank: 0,
-      // Placeholders: these values only enter a hash that is not announced.
       model: {
         model: "kv-peer",
         vllmVersion: "kv-peer",
@@ -109,8 +111,7 @@ export function matchingSettings(
       numKvHeads: remote.tpSize * headsPerRank,
       headSize: 1,
       numHiddenLayers: regions.length,
-      // Not on the wire, and neither is the head size: with an unknown type, blocks count as heads
-      // and tokens without padding.
+      // The wire has neither type nor head size: blocks count as heads and tokens without padding.
       dtype: "unknown",
       cacheDtype: "auto",
       layout: metadata.kvCacheLayout,
@@ -126,19 +127,47 @@ export function matchingSettings(
 }
 
 /**
- * A number of KV heads per rank. The real number is not on the wire: this is the largest power of
- * two into which every block can be cut. Any number that the other engine's TP size divides cuts
- * the same bytes.
+ * The largest power of two that cuts every block. The wire lacks the real number, but any that the
+ * other TP size divides cuts the same bytes.
  */
 function countHeads(
   regions: readonly { readonly blockLengthBytes: number }[],
   blockTokens: number,
 ): number {
   let heads = MAX_HEADS_PER_RANK;
-  const divides = ({ blockLengthBytes }: { readonly blockLengthBytes: number }) =>
-    blockLengthBytes % (heads * blockTokens) === 0;
-  while (heads > 1 && !regions.every(divides)) heads /= 2;
+  while (heads > 1 && regions.some((each) => each.blockLengthBytes % (heads * blockTokens) !== 0))
+    heads /= 2;
   return heads;
+}
+
+/** A prompt that a P keeps blocks of. */
+export interface PrefilledPrompt {
+  readonly tokens: readonly number[];
+  readonly params: KvTransferParams;
+  readonly remote: RemotePrefillParams;
+}
+
+/** @throws those of `EngineServer.prefill`; `KV_REQUEST_INVALID`. */
+export async function prefillPrompt(
+  server: EngineServer,
+  tokens: readonly number[],
+  call?: CallOptions,
+): Promise<PrefilledPrompt> {
+  const params = await server.prefill(tokens, call);
+  return { tokens, params, remote: readRemotePrefill(params) };
+}
+
+/** D's request for the KV of a prompt. */
+export function decodeRequest(
+  { tokens, params, remote }: PrefilledPrompt,
+  random: Random,
+): ConnectorRequest {
+  return {
+    requestId: decodeRequestId(remote, random),
+    numPromptTokens: tokens.length,
+    promptTokenIds: tokens,
+    kvTransferParams: params,
+  };
 }
 
 export interface MatchingDecode {
@@ -149,8 +178,7 @@ export interface MatchingDecode {
 }
 
 /**
- * Shakes hands with rank 0 of the P that answered with `remote`, and opens a headless decode engine
- * that matches it, holds `concurrency` such requests and announces its compatibility hash.
+ * Matches the P that answered with `remote`, and has room for `concurrency` such requests.
  *
  * @throws those of `readRankMetadata` and `openHeadlessDecode`.
  */
@@ -159,25 +187,14 @@ export async function openMatchingDecode(
   concurrency: number,
   reach: Reach,
 ): Promise<MatchingDecode> {
-  const environment = ambient(reach);
-  const { transport, sideChannel, sideChannelHost, sideChannelPort } = reach;
-  const { metadata, compatibilityHash } = await readRankMetadata(sideChannel, {
-    host: remote.remoteHost,
-    port: remote.remotePort,
-  });
+  const { sideChannel, sideChannelHost, sideChannelPort, log } = reach;
+  const address = sideChannelOf(remote);
+  const { metadata, compatibilityHash } = await readRankMetadata(sideChannel, address);
   const numBlocks = 1 + countRemoteBlocks(remote) * concurrency;
-  const settings = matchingSettings(metadata, remote, {
-    engineId: `kv-peer-${environment.random.uuid()}`,
-    numBlocks,
-    sideChannelHost,
-    sideChannelPort,
-  });
-  const decode = await openHeadlessDecode({
-    ...settings,
-    ...environment,
-    transport,
-    sideChannel,
-    announcedHash: compatibilityHash,
-  });
+  const engineId = `kv-peer-${ambient(reach).random.uuid()}`;
+  const own = { engineId, numBlocks, sideChannelHost, sideChannelPort, log };
+  const settings = matchingSettings(metadata, remote, own);
+  const announcedHash = compatibilityHash;
+  const decode = await openHeadlessDecode({ ...reach, ...settings, announcedHash });
   return { decode, metadata, settings, numBlocks };
 }

@@ -4,14 +4,10 @@ import { decodeDone } from "@kv/protocol";
 
 export interface NotificationFilter {
   readonly transport: Transport;
-  /** Discards notifications about this request, by P's id of it. */
   drop(remoteRequestId: string): void;
 }
 
-/**
- * Wraps a transport so that P never learns that certain requests were read, as when a decode worker
- * dies after its READ. Heartbeats and all other notifications pass.
- */
+/** Hides some READs from P, as if D had died. */
 export function filterNotifications(transport: Transport): NotificationFilter {
   const dropped = new Set<string>();
 

@@ -5,6 +5,7 @@ import {
   type ErrorAnswer,
   type HttpLimits,
   HttpServer,
+  httpUrl,
   RequestsInFlight,
   send,
   sendJson,
@@ -16,20 +17,20 @@ import type { HeadlessPrefill } from "./headless-prefill.js";
 
 /** Options of `PrefillServer`. */
 export interface PrefillServerOptions {
-  /** Computes the answers. The caller closes it. */
+  /** The caller closes it. */
   readonly prefill: HeadlessPrefill;
   readonly model: string;
   readonly vllmVersion: string;
   /**
-   * The metrics of the connector in Prometheus' text format, such as `memoryMetrics().render`.
+   * Returns Prometheus text, such as `memoryMetrics().render`.
    * @default none
    */
   readonly metrics?: (() => string) | undefined;
-  /** Source of the request ids' suffixes. @default systemRandom() */
+  /** Makes the request ids' suffixes. @default systemRandom() */
   readonly random?: Random | undefined;
-  /** Source of time. @default systemClock() */
+  /** @default systemClock() */
   readonly clock?: Clock | undefined;
-  /** Other limits than `PREFILL_LIMITS`. */
+  /** Replace some of `PREFILL_LIMITS`. */
   readonly limits?: Partial<PrefillLimits> | undefined;
 }
 
@@ -53,7 +54,6 @@ export const PREFILL_LIMITS: PrefillLimits = {
   maxBodyMembers: 20_000,
 };
 
-/** Requests of one connection that wait for the answers of those before them. */
 const PIPELINED_REQUESTS = 15;
 
 const completionSchema = z.looseObject({
@@ -68,9 +68,8 @@ function isTokenIds(prompt: unknown): boolean {
 }
 
 /**
- * An HTTP server with the routes of a vLLM prefill server that a proxy, a doctor and a scraper use:
- * `/health`, `/version`, `/v1/models`, `/metrics` and `/v1/completions` for prompts of token ids
- * with `do_remote_decode`.
+ * An HTTP server with a vLLM prefill server's routes: `/health`, `/version`, `/v1/models`,
+ * `/metrics`, and `/v1/completions` for token ids with `do_remote_decode`.
  */
 export class PrefillServer {
   readonly #options: PrefillServerOptions;
@@ -83,8 +82,8 @@ export class PrefillServer {
     this.#random = options.random ?? systemRandom();
     const limits = { ...PREFILL_LIMITS, ...options.limits };
     this.#inFlight = new RequestsInFlight({
-      all: limits.maxRequests,
-      perClient: limits.maxRequestsPerAddress,
+      requestsInFlight: limits.maxRequests,
+      requestsPerClient: limits.maxRequestsPerAddress,
     });
     this.#http = new HttpServer({
       limits: connectionLimits(limits, PIPELINED_REQUESTS),
@@ -102,11 +101,9 @@ export class PrefillServer {
    * @throws `KV_CONFIG_INVALID` for a port that is taken, or a host that is not of this machine.
    */
   async listen({ host, port }: { readonly host: string; readonly port: number }): Promise<string> {
-    const bound = await this.#http.listen(host, port);
-    return `http://${host.includes(":") ? `[${host}]` : host}:${bound}`;
+    return httpUrl(host, await this.#http.listen(host, port));
   }
 
-  /** Ends all connections. */
   close(): Promise<void> {
     return this.#http.close();
   }
@@ -158,7 +155,7 @@ export class PrefillServer {
     }
     const header = request.headers["x-request-id"];
     const clientId = typeof header === "string" ? header : this.#random.uuid();
-    // The form of vLLM's ids: a push D finds its own request by the part before the suffix.
+    // vLLM's form: a push D finds its request by the part before the suffix.
     const id = `cmpl-${clientId}-0-${this.#random.uuid().slice(0, 8)}`;
     const params = await prefill.prefill(id, parsed.data.prompt);
     const choice = { index: 0, text: "", logprobs: null, finish_reason: "length", token_ids: [0] };
@@ -171,7 +168,7 @@ const refused = (httpStatus: number, message: string) =>
   new KvError("KV_REQUEST_INVALID", message, { details: { httpStatus } });
 
 /**
- * An error in vLLM's form. Also what one client has too much of is 503: a proxy then tries another
+ * In vLLM's form. A client that asks for too much gets 503 too, so that a proxy tries another
  * instance.
  */
 export function answerError({ code, message, details }: KvError): ErrorAnswer {

@@ -8,52 +8,38 @@ export type Prompt = readonly number[] | string;
 
 /** Options of a request that computes. */
 export interface CallOptions {
-  /** Aborts the request. */
   readonly signal?: AbortSignal | undefined;
-  /** Sent as `X-Request-Id`; the server generates an id when absent. */
+  /** `X-Request-Id`; the server generates an id when absent. */
   readonly requestId?: string | undefined;
 }
 
 /** Options of an `EngineServer`. */
 export interface EngineServerOptions {
-  /** Limit of a request that computes, in ms. @default 300_000 */
+  /** Limit of requests that compute, in ms. @default 300_000 */
   readonly computeTimeoutMs?: number | undefined;
-  /** Limit of every other request, in ms. @default 5_000 */
+  /** Limit of other requests, in ms. @default 5_000 */
   readonly timeoutMs?: number | undefined;
-}
-
-/**
- * The time on a server, from the `Date` header of an answer (whole seconds), and the local time
- * around it, all in ms since 1970.
- */
-export interface ServerDate {
-  readonly theirsMs: number;
-  /** The local time before the request was sent. */
-  readonly fromMs: number;
-  /** The local time after the answer arrived. */
-  readonly toMs: number;
 }
 
 /** A model of `/v1/models`. */
 export interface ServedModel {
-  /** The name that clients use. */
   readonly id: string;
-  /** The name or path that the server was started with, where it is announced. */
   readonly root: string | undefined;
 }
 
 /** What a client gets. */
 export interface Answer {
-  /** The token ids that were generated; empty where the server does not answer them. */
+  /** Empty where the server does not answer them. */
   readonly tokens: readonly number[];
   readonly text: string;
 }
 
-/** The shortest prompt: the server keeps one block of it until it is notified, or a lease ends. */
-export const PROBE_PROMPT: Prompt = [20, 30];
+/** The shortest prompt, of which the server keeps one block. */
+export const PROBE_PROMPT: readonly number[] = [20, 30];
 
+const model = z.looseObject({ id: z.string(), root: z.string().nullish() });
 const modelsSchema = z.looseObject({
-  data: z.array(z.looseObject({ id: z.string(), root: z.string().nullish() })).min(1),
+  data: z.tuple([model], model),
 });
 const completionSchema = z.looseObject({
   choices: z.array(
@@ -63,11 +49,10 @@ const completionSchema = z.looseObject({
 });
 
 /**
- * A client of one server with the HTTP interface of vLLM, such as "http://p1:8000". Nothing is sent
- * before the first call. Errors of all methods, unless said otherwise: `KV_PROXY_UPSTREAM_FAILED`.
+ * A client of one server with vLLM's HTTP interface. It sends nothing before the first call.
+ * Methods throw `KV_PROXY_UPSTREAM_FAILED` unless said otherwise.
  */
 export class EngineServer {
-  /** The server's base URL, without a path. */
   readonly url: string;
   readonly #computeTimeoutMs: number;
   readonly #timeoutMs: number;
@@ -79,21 +64,20 @@ export class EngineServer {
     this.#timeoutMs = options.timeoutMs ?? 5_000;
   }
 
-  /** Resolves when `/health` answers 200. */
   async health(): Promise<void> {
     const { status } = await this.#get("/health");
     if (status === 200) return;
     throw new KvError("KV_PROXY_UPSTREAM_FAILED", `${this.url}/health answered ${status}`);
   }
 
-  /** The version that `/version` announces; undefined when the server has no such route. */
+  /** Undefined without a `/version` route. */
   async version(): Promise<string | undefined> {
     const { status, text } = await this.#get("/version");
     if (status !== 200) return undefined;
     return z.looseObject({ version: z.string().max(200) }).safeParse(parseJson(text)).data?.version;
   }
 
-  /** The first model of `/v1/models`; asked for once. */
+  /** The first of `/v1/models`, asked for once. */
   async model(): Promise<ServedModel> {
     this.#model ??= this.#fetchModel();
     try {
@@ -110,17 +94,8 @@ export class EngineServer {
     throw new KvError("KV_PROXY_UPSTREAM_FAILED", `${this.url}/metrics answered ${status}`);
   }
 
-  /** The server's wall clock; undefined when its answers have no `Date` header. */
-  async date(): Promise<ServerDate | undefined> {
-    const fromMs = Date.now();
-    const { headers } = await this.#get("/health");
-    const theirsMs = Date.parse(headers.get("date") ?? "");
-    return Number.isNaN(theirsMs) ? undefined : { theirsMs, fromMs, toMs: Date.now() };
-  }
-
   /**
-   * Sends the prefill request of a pair: the server computes the prompt, keeps its blocks and
-   * answers where they are.
+   * Has the server compute a prompt and keep its blocks.
    *
    * @throws `KV_REQUEST_INVALID` when the answer has no `kv_transfer_params`.
    */
@@ -140,10 +115,7 @@ export class EngineServer {
     );
   }
 
-  /**
-   * Sends the decode request of a pair. Resolves with the token ids that the server generated;
-   * empty when it does not answer them.
-   */
+  /** Returns the generated token ids; empty when the server does not answer them. */
   async decode(
     prompt: Prompt,
     params: KvTransferParams,
@@ -158,7 +130,6 @@ export class EngineServer {
     return choices[0]?.token_ids ?? [];
   }
 
-  /** Sends a prompt as a client does. */
   async complete(prompt: Prompt, maxTokens: number, options?: CallOptions): Promise<Answer> {
     const { choices } = await this.#complete(
       prompt,
@@ -168,7 +139,7 @@ export class EngineServer {
     return { tokens: choices[0]?.token_ids ?? [], text: choices[0]?.text ?? "" };
   }
 
-  /** Sends the probe prompt: vLLM processes notifications and leases only in engine steps. */
+  /** Causes an engine step, in which vLLM processes notifications and leases. */
   async nudge(): Promise<void> {
     await this.#complete(PROBE_PROMPT, { max_tokens: 1 });
   }
@@ -179,36 +150,26 @@ export class EngineServer {
 
   async #fetchModel(): Promise<ServedModel> {
     const url = `${this.url}/v1/models`;
-    const answer = modelsSchema.safeParse(await requestJson(url, { timeoutMs: this.#timeoutMs }));
-    const first = answer.data?.data[0];
-    if (first === undefined) throw unexpectedBody(url, "a list of models");
-    return { id: first.id, root: first.root ?? undefined };
+    const request = { timeoutMs: this.#timeoutMs };
+    const { data } = await requestJson(url, request, modelsSchema, "a list of models");
+    const [{ id, root }] = data;
+    return { id, root: root ?? undefined };
   }
 
   async #complete(
     prompt: Prompt,
     fields: Record<string, unknown>,
     { signal, requestId }: CallOptions = {},
-  ): Promise<z.infer<typeof completionSchema>> {
-    const url = `${this.url}/v1/completions`;
+  ) {
     const { id: model } = await this.model();
-    const answer = completionSchema.safeParse(
-      await requestJson(url, {
-        method: "POST",
-        body: { model, prompt, temperature: 0, ignore_eos: true, stream: false, ...fields },
-        timeoutMs: this.#computeTimeoutMs,
-        headers: requestId === undefined ? undefined : { "x-request-id": requestId },
-        signal,
-      }),
-    );
-    if (!answer.success) throw unexpectedBody(url, "a completion");
-    return answer.data;
+    const request = {
+      method: "POST",
+      body: { model, prompt, temperature: 0, ignore_eos: true, stream: false, ...fields },
+      timeoutMs: this.#computeTimeoutMs,
+      headers: requestId === undefined ? undefined : { "x-request-id": requestId },
+      signal,
+    } as const;
+    const url = `${this.url}/v1/completions`;
+    return requestJson(url, request, completionSchema, "a completion");
   }
-}
-
-function unexpectedBody(url: string, expected: string): KvError {
-  return new KvError(
-    "KV_PROXY_UPSTREAM_FAILED",
-    `${url} answered 200 with a body that is not ${expected}`,
-  );
 }

@@ -1,6 +1,7 @@
 import { KvError } from "@kv/interface";
+import type { z } from "zod";
 
-export interface HttpRequest {
+interface HttpRequest {
   readonly method?: "GET" | "POST";
   readonly body?: unknown;
   readonly headers?: Readonly<Record<string, string>> | undefined;
@@ -8,23 +9,16 @@ export interface HttpRequest {
   readonly signal?: AbortSignal | undefined;
 }
 
-export interface HttpResponse {
-  readonly status: number;
-  readonly text: string;
-  readonly headers: Headers;
-}
-
-/** The block ids of a long prompt, or `/metrics` of a busy server, take some hundred KB. */
+/** Block ids of a long prompt, or busy `/metrics`, take some hundred KB. */
 const MAX_RESPONSE_BYTES = 32 << 20;
 
 /**
- * Sends one HTTP request on a connection of its own: vLLM closes idle connections after five
- * seconds, possibly just when the next request leaves.
+ * Uses a new connection: vLLM may close an idle one just when a request leaves.
  *
  * @throws `KV_PROXY_UPSTREAM_FAILED` when there is no answer, and for a redirect; the signal's
  * reason.
  */
-export async function sendRequest(url: string, request: HttpRequest): Promise<HttpResponse> {
+export async function sendRequest(url: string, request: HttpRequest) {
   const { method = "GET", body, headers, timeoutMs, signal } = request;
   const timeout = AbortSignal.timeout(timeoutMs);
   try {
@@ -40,11 +34,7 @@ export async function sendRequest(url: string, request: HttpRequest): Promise<Ht
       signal: signal === undefined ? timeout : AbortSignal.any([timeout, signal]),
     });
     if (response.status >= 300 && response.status < 400) throw redirected(url, response);
-    return {
-      status: response.status,
-      text: await readText(response, url),
-      headers: response.headers,
-    };
+    return { status: response.status, text: await readText(response, url) };
   } catch (error) {
     if (KvError.is(error)) throw error;
     if (signal?.aborted === true) throw signal.reason;
@@ -57,35 +47,29 @@ export async function sendRequest(url: string, request: HttpRequest): Promise<Ht
 }
 
 /**
- * The answer parsed as JSON.
- *
- * @throws those of `sendRequest`; `KV_PROXY_UPSTREAM_FAILED` for any status but 200, with the start
- * of the body.
+ * @throws those of `sendRequest`; `KV_PROXY_UPSTREAM_FAILED` for any status but 200 and for a body
+ * that is not `what`.
  */
-export async function requestJson(url: string, request: HttpRequest): Promise<unknown> {
+export async function requestJson<T>(
+  url: string,
+  request: HttpRequest,
+  schema: z.ZodType<T>,
+  what: string,
+): Promise<T> {
   const { status, text } = await sendRequest(url, request);
   if (status !== 200) {
-    throw new KvError(
-      "KV_PROXY_UPSTREAM_FAILED",
-      `${url} answered ${status}: ${text.slice(0, 300)}`,
-      {
-        details: { status },
-      },
-    );
+    const message = `${url} answered ${status}: ${text.slice(0, 300)}`;
+    throw new KvError("KV_PROXY_UPSTREAM_FAILED", message, { details: { status } });
   }
-  try {
-    return JSON.parse(text);
-  } catch (error) {
-    throw new KvError(
-      "KV_PROXY_UPSTREAM_FAILED",
-      `${url} answered 200 with a body that is not JSON`,
-      {
-        cause: error,
-      },
-    );
-  }
+  const body = schema.safeParse(parseJson(text));
+  if (body.success) return body.data;
+  throw new KvError(
+    "KV_PROXY_UPSTREAM_FAILED",
+    `${url} answered 200 with a body that is not ${what}`,
+  );
 }
 
+/** Undefined for no JSON. */
 export function parseJson(text: string): unknown {
   try {
     return JSON.parse(text);
@@ -94,7 +78,7 @@ export function parseJson(text: string): unknown {
   }
 }
 
-/** Prompts and parameters go to the server that the user named, and to no other. */
+/** Prompts and parameters must reach only the server that the user named. */
 function redirected(url: string, response: Response): KvError {
   void response.body?.cancel();
   const location = (response.headers.get("location") ?? "").slice(0, 300);

@@ -29,7 +29,6 @@ interface Options extends ReportOptions, SideChannelOptions, GroupsOptions {
   readonly timeout: number;
 }
 
-/** Registers `kv-peer plan`: the report of `kv-plan`, for two running engines. */
 export function addPlan(program: Command): void {
   const command = program
     .command("plan")

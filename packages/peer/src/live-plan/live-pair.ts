@@ -4,33 +4,29 @@ import type { Pair } from "@kv/kv-plan";
 import type { RankGeometry } from "@kv/plan";
 import type { AgentMetadata } from "@kv/protocol";
 import { type GivenGroups, groupKinds, kindsOf } from "../protocol/cache-groups.js";
-import { readRankMetadata, type SideChannelAddress } from "../protocol/handshake.js";
+import { readRankMetadata, type SideChannelAddress } from "../protocol/remote-engine.js";
 
-export interface LiveEngine extends SideChannelAddress {
-  /** Tensor-parallel size: the handshake does not carry it. */
+interface LiveEngine extends SideChannelAddress {
   readonly tpSize: number;
 }
 
-export interface LivePairOptions {
+interface LivePairOptions {
   readonly sideChannel: SideChannel;
   readonly prefill: LiveEngine;
   readonly decode: LiveEngine;
-  /** KV heads of the model; 1 for MLA. */
+  /** 1 for MLA. */
   readonly numKvHeads: number;
   readonly groups: GivenGroups | undefined;
-  /**
-   * Type of the cache, as vLLM names it. Default: one whose blocks can be cut by head and token.
-   */
+  /** Default: one that lets blocks be cut by head and token. */
   readonly cacheDtype?: string | undefined;
   readonly timeoutMs: number;
 }
 
 /**
- * The geometry of two running engines. Asks rank (0, 0) of each, and takes the other ranks to be
- * like it: a vLLM 0.33 listener that is asked for a rank it does not have stops for good.
+ * Asks only rank (0, 0) and assumes others to be like it: a missing rank stops a vLLM 0.33 listener
+ * for good.
  *
- * @throws those of the side channel (`KV_SIDE_CHANNEL_UNREACHABLE` and others),
- * `KV_WIRE_MALFORMED`; those of `groupKinds`.
+ * @throws those of the side channel, `KV_WIRE_MALFORMED`; those of `groupKinds`.
  */
 export async function livePair(options: LivePairOptions): Promise<Pair> {
   const { sideChannel, timeoutMs } = options;
@@ -65,7 +61,6 @@ export async function livePair(options: LivePairOptions): Promise<Pair> {
   };
 }
 
-/** Ranks like the one that was asked, each on a device of its own. */
 export function ranksLike(metadata: AgentMetadata, tpSize: number): RankGeometry[] {
   return Array.from({ length: tpSize }, (_, tpRank) => ({
     ...rankGeometry(metadata, { tpRank, tpSize }),

@@ -3,18 +3,15 @@ import { z } from "zod";
 import type { EngineServer } from "../http/engine-server.js";
 import type { MetricSamples } from "../http/prometheus-text.js";
 
-export interface UsedBlocks {
+interface UsedBlocks {
   readonly used: number;
-  /** All blocks, the null block included. */
   readonly total: number;
-  /** `vllm:nixl_num_kv_expired_reqs_total`. */
   readonly expired: number;
 }
 
-/** What a server still holds after a load. All blocks are logical blocks. */
+/** Logical blocks that a server still holds after a load. */
 export type LeakReport = z.infer<typeof leakSchema>;
 
-/** The schema of a `LeakReport`. */
 export const leakSchema = z.object({
   before: z.number().describe("Blocks in use before the load."),
   afterTold: z.number().describe("Blocks in use after P had time to free what it was notified of."),
@@ -39,10 +36,7 @@ export const leakSchema = z.object({
 const POLL_MS = 250;
 const LEASE_MARGIN_MS = 10_000;
 
-/**
- * Reads the used blocks from `vllm:kv_cache_usage_perc`; undefined when the server does not publish
- * it.
- */
+/** Undefined when the server does not publish `vllm:kv_cache_usage_perc`. */
 export async function readUsedBlocks(server: EngineServer): Promise<UsedBlocks | undefined> {
   const samples = await server.metrics().catch(() => undefined);
   const share = samples?.sum("vllm:kv_cache_usage_perc");
@@ -53,65 +47,68 @@ export async function readUsedBlocks(server: EngineServer): Promise<UsedBlocks |
   return { used, total, expired: samples?.sum("vllm:nixl_num_kv_expired_reqs_total") ?? 0 };
 }
 
-/** Requests that run or wait: the blocks in use may be theirs. */
 export function unfinishedRequests(samples: MetricSamples): number {
-  return (
-    (samples.sum("vllm:num_requests_running") ?? 0) +
-    (samples.sum("vllm:num_requests_waiting") ?? 0)
-  );
+  const count = (state: string) => samples.sum(`vllm:num_requests_${state}`) ?? 0;
+  return count("running") + count("waiting");
 }
 
-export interface LeakCheckOptions {
+interface LeakCheckOptions {
   readonly server: EngineServer;
   readonly clock: Clock;
-  /** The used blocks before the load; undefined when the server does not publish them. */
   readonly before: UsedBlocks | undefined;
   readonly unnotifiedBlocks: number;
   readonly leaseMs: number;
   readonly freeWithinMs: number;
-  /** Added to the lease for the server's own timers. Default: 10000. */
+  /** For the server's own timers. Default: 10000. */
   readonly leaseMarginMs?: number | undefined;
 }
 
 /**
- * Waits until P has freed what it was notified of, then until the leases of the other requests have
- * ended, and reports what is left. Undefined when the server's metrics are missing, before or
- * after: nothing is known about leaks then.
+ * Waits until P has freed notified requests' blocks, then for the other leases. Undefined without
+ * the server's metrics.
  */
 export async function checkLeaks(options: LeakCheckOptions): Promise<LeakReport | undefined> {
-  const { server, clock, before, unnotifiedBlocks, leaseMs, freeWithinMs } = options;
-  if (before === undefined) return undefined;
+  const { server, clock, unnotifiedBlocks, leaseMs, freeWithinMs } = options;
+  const { leaseMarginMs = LEASE_MARGIN_MS } = options;
+  if (options.before === undefined) return undefined;
+  const { used: before, expired } = options.before;
   const startedMs = clock.now();
   let latest: UsedBlocks | undefined;
 
   async function waitUntilFreed(blocks: number, timeoutMs: number): Promise<number | undefined> {
     for (;;) {
-      // vLLM processes notifications and leases only in engine steps; a request causes one.
+      // vLLM processes notifications and leases only in engine steps.
       await server.nudge().catch(() => {});
       latest = await readUsedBlocks(server);
       if (latest !== undefined && latest.used <= blocks) return clock.now() - startedMs;
       if (clock.now() - startedMs > timeoutMs) return undefined;
-      await new Promise<void>((resolve) => clock.setTimer(resolve, POLL_MS, { ref: true }));
+      await sleep(clock, POLL_MS);
     }
   }
 
-  const freedMs = await waitUntilFreed(before.used + unnotifiedBlocks, freeWithinMs);
+  const freedMs = await waitUntilFreed(before + unnotifiedBlocks, freeWithinMs);
   if (latest === undefined) return undefined;
   const afterTold = latest.used;
-  const leasesEndMs = leaseMs + freeWithinMs + (options.leaseMarginMs ?? LEASE_MARGIN_MS);
   const isAllFreed = unnotifiedBlocks === 0 && freedMs !== undefined;
-  const allFreedMs = isAllFreed ? freedMs : await waitUntilFreed(before.used, leasesEndMs);
+  const allFreedMs = isAllFreed
+    ? freedMs
+    : await waitUntilFreed(before, leaseMs + freeWithinMs + leaseMarginMs);
   if (latest === undefined) return undefined;
   const atEnd = latest.used;
+  const beyond = (blocks: number, timeMs: number | undefined) =>
+    timeMs === undefined ? Math.max(0, blocks - before) : 0;
   return {
-    before: before.used,
+    before,
     afterTold,
     atEnd,
-    heldAlthoughTold:
-      freedMs === undefined ? Math.max(0, afterTold - before.used - unnotifiedBlocks) : 0,
-    leaked: allFreedMs === undefined ? Math.max(0, atEnd - before.used) : 0,
+    heldAlthoughTold: beyond(afterTold - unnotifiedBlocks, freedMs),
+    leaked: beyond(atEnd, allFreedMs),
     freedMs,
     allFreedMs,
-    expiredRequests: latest.expired - before.expired,
+    expiredRequests: latest.expired - expired,
   };
+}
+
+export function sleep(clock: Clock, ms: number): Promise<void> {
+  return new Promise((resolve) => void clock.setTimer(resolve, ms, { ref: true }));
 }

@@ -12,7 +12,7 @@ const latencies = z
   })
   .optional();
 
-/** The JSON that `kv-peer decode --json` prints. */
+/** What `kv-peer decode --json` prints. */
 export const loadReportSchema = z.object({
   version: z.literal(1),
   verdict: z.enum(["ok", "fail"]),
@@ -43,21 +43,21 @@ export const loadReportSchema = z.object({
   leaks: leakSchema.optional().describe("Absent when the server's metrics do not show its blocks."),
 });
 
-/** The report of a load, as `kv-peer decode --json` prints it. */
+/** The parsed form of `kv-peer decode --json`. */
 export type LoadReport = z.infer<typeof loadReportSchema>;
 
-/** The limits of a load; the verdict is `fail` when one is exceeded. */
+/** The limits of a load; exceeding one gives the verdict `fail`. */
 export interface LoadLimits {
   readonly maxFailed: number;
-  /** Blocks that P still holds, separately for notified requests and at the end. */
+  /** At P, of notified requests and at the end. */
   readonly maxLeakedBlocks: number;
-  /** The 99th percentile of the time to receive KV, in ms. @default no limit */
+  /** Limit of receiving KV in ms. @default no limit */
   readonly maxPullP99Ms?: number | undefined;
-  /** Whether a server whose metrics do not show its blocks passes. @default false */
+  /** Passes a server whose metrics do not show its blocks. @default false */
   readonly allowUnknownLeaks?: boolean | undefined;
 }
 
-/** Compares the result of a load with its limits. `server` is copied into the report. */
+/** Compares a load with its limits. */
 export function loadReport(
   result: LoadResult,
   server: { readonly url: string; readonly vllmVersion: string | undefined },
@@ -104,7 +104,6 @@ export function loadReport(
   };
 }
 
-/** Percentiles by nearest rank; undefined without samples. */
 function latenciesOf(samplesMs: readonly number[]): LoadReport["pull"] {
   if (samplesMs.length === 0) return undefined;
   const sorted = [...samplesMs].sort((a, b) => a - b);
@@ -141,10 +140,7 @@ function exceededLimits(
   return reasons;
 }
 
-/**
- * The report as text: a table of latencies, the blocks of the server, failures, and the verdict in
- * the last line.
- */
+/** Latencies, the server's blocks, failures, and the verdict last. */
 export function loadText({
   server,
   requests,

@@ -1,13 +1,10 @@
 import { assumedGroups, hasMla, hasStates } from "@kv/fleet";
-import { KV_CACHE_KINDS, type KvCacheKind, KvError } from "@kv/interface";
+import { type BlockIds, KV_CACHE_KINDS, type KvCacheKind, KvError } from "@kv/interface";
 import type { ConfiguredGroups } from "@kv/kv-plan";
 import { cacheKind } from "@kv/plan";
 import type { AgentMetadata } from "@kv/protocol";
 
-/**
- * The KV cache groups of an engine as its user gives them: the kind of each, or what follows from a
- * model's config.json.
- */
+/** KV cache groups as a user gives them: by kind, or by a model's config.json. */
 export type GivenGroups = readonly KvCacheKind[] | ConfiguredGroups;
 
 const isConfigured = (given: GivenGroups): given is ConfiguredGroups => "kinds" in given;
@@ -16,8 +13,7 @@ export const kindsOf = (given: GivenGroups): readonly KvCacheKind[] =>
   isConfigured(given) ? given.kinds : given;
 
 /**
- * The kinds of an engine's KV cache groups, where its handshake leaves no choice or the user has
- * given them: a handshake carries the sizes of states, but not the groups that hold them.
+ * A handshake has the sizes of states, but not their groups.
  *
  * @throws `KV_CONFIG_INVALID` for kinds that must be given, and for given ones that do not fit the
  * engine.
@@ -70,10 +66,6 @@ function checkGiven(
   );
 }
 
-/**
- * Refuses the config.json of another model, and groups in another order than the engine's, as far
- * as its regions name their layers.
- */
 function checkLayers(
   { regionNames = [], regionGroupIds = [] }: AgentMetadata,
   configured: ConfiguredGroups,
@@ -95,4 +87,33 @@ function checkLayers(
       },
     );
   }
+}
+
+const SHARED_REGION = -1;
+
+export function groupsOfRegion(
+  metadata: AgentMetadata,
+  region: number,
+  numGroups: number,
+): readonly number[] {
+  const groupIds = metadata.regionGroupIds ?? [];
+  const group = groupIds[region] ?? 0;
+  // If all regions name one group, every group's blocks lie in every region.
+  const holdsAllGroups = group === SHARED_REGION || new Set(groupIds).size <= 1;
+  return holdsAllGroups ? Array.from({ length: numGroups }, (_, each) => each) : [group];
+}
+
+export function kernelBlocksOfRegion(
+  metadata: AgentMetadata,
+  region: number,
+  blockIds: BlockIds,
+): readonly number[] {
+  const logical = groupsOfRegion(metadata, region, blockIds.length).flatMap(
+    (group) => blockIds[group] ?? [],
+  );
+  const kernels = metadata.physicalBlocksPerLogical;
+  if (kernels === 1) return logical;
+  return logical.flatMap((id) =>
+    Array.from({ length: kernels }, (_, kernel) => id * kernels + kernel),
+  );
 }

@@ -1,47 +1,41 @@
 import { cacheKind } from "@kv/plan";
 import type { AgentMetadata } from "@kv/protocol";
-import { type GivenGroups, groupKinds } from "../protocol/cache-groups.js";
-import { groupsOfRegion } from "../protocol/region-blocks.js";
-import { readRemotePrefill } from "../protocol/remote-prefill.js";
-import type { RecordedHandshake, RecordedPrompt, Recording } from "./recording.js";
+import type { PrefilledPrompt } from "../headless/matching-decode.js";
+import { type GivenGroups, groupKinds, groupsOfRegion } from "../protocol/cache-groups.js";
+import { readRemotePrefill } from "../protocol/remote-engine.js";
+import type { RecordedHandshake, Recording } from "./recording.js";
 
 /** One difference between two recordings. */
 export interface Difference {
-  /**
-   * The place, such as "prefill rank 0: blockSize" or "prompt 1: rank 0,
-   * model.layers.0.self_attn.attn".
-   */
+  /** Such as "prefill rank 0: blockSize" or "prompt 1: rank 0, model.layers.0.self_attn.attn". */
   readonly where: string;
   readonly one: string;
   readonly other: string;
   /**
-   * `pairing`: a peer that pairs with one server may not pair with the other. `result`: KV or
-   * tokens differ. `fact`: a difference that does not matter by itself.
+   * `pairing`: a peer of one server may refuse the other. `result`: KV or tokens differ. `fact`:
+   * harmless by itself.
    */
   readonly kind: "pairing" | "result" | "fact";
 }
 
 /** Options of `diffRecordings`. */
 export interface DiffOptions {
-  /** The largest difference between two values of KV that counts as equal. @default 0 */
+  /** The largest difference of KV values that counts as equal. @default 0 */
   readonly tolerance?: number | undefined;
-  /**
-   * The kind of each KV cache group. @default those of the recordings, or of the handshakes where
-   * these say them
-   */
+  /** @default those of the recordings, or of the handshakes where these say them */
   readonly groups?: GivenGroups | undefined;
-  /** The type of the values in KV. @default bytes are compared */
+  /** @default bytes are compared */
   readonly valueType?: "float32" | "float16" | "bfloat16" | undefined;
 }
 
-/** Fields that change with every start of a server. */
 const PER_START: readonly (keyof AgentMetadata)[] = [
   "engineId",
   "agentMetadata",
   "baseAddresses",
   "deviceId",
 ];
-/** Parameters that change with every request or depend on the server's prefix cache. */
+const SIZES: readonly (keyof AgentMetadata)[] = ["numBlocks", "regionNumBlocks"];
+/** They change with every request or the prefix cache. */
 const PER_REQUEST = [
   "remote_block_ids",
   "remote_engine_id",
@@ -55,7 +49,7 @@ const PER_REQUEST = [
 const MAX_SHOWN_CHARACTERS = 120;
 
 /**
- * Compares two recordings: of two versions, two settings, or two runs.
+ * Compares two versions, settings or runs.
  *
  * @throws those of `Recording.handshakes` and `Recording.kv`.
  */
@@ -68,13 +62,8 @@ export async function diffRecordings(
   const found: Difference[] = [];
   const compare = (where: string, left: unknown, right: unknown, kind: Difference["kind"]) => {
     const [x, y] = [asText(left), asText(right)];
-    if (x !== y)
-      found.push({
-        where,
-        one: x.slice(0, MAX_SHOWN_CHARACTERS),
-        other: y.slice(0, MAX_SHOWN_CHARACTERS),
-        kind,
-      });
+    const shown = (text: string) => text.slice(0, MAX_SHOWN_CHARACTERS);
+    if (x !== y) found.push({ where, one: shown(x), other: shown(y), kind });
   };
   compare("tp size", a.tpSize, b.tpSize, "pairing");
   for (const role of ["prefill", "decode"] as const) {
@@ -88,21 +77,12 @@ export async function diffRecordings(
       const match = there[rank];
       if (match === undefined) continue;
       const where = `${role} rank ${rank}`;
-      compare(
-        `${where}: compatibility hash`,
-        payload.compatibilityHash,
-        match.payload.compatibilityHash,
-        "pairing",
-      );
+      const hashes = [payload.compatibilityHash, match.payload.compatibilityHash];
+      compare(`${where}: compatibility hash`, hashes[0], hashes[1], "pairing");
       for (const field of Object.keys(metadata) as (keyof AgentMetadata)[]) {
         if (PER_START.includes(field)) continue;
-        const isSize = field === "numBlocks" || field === "regionNumBlocks";
-        compare(
-          `${where}: ${field}`,
-          metadata[field],
-          match.metadata[field],
-          isSize ? "fact" : "pairing",
-        );
+        const kind = SIZES.includes(field) ? "fact" : "pairing";
+        compare(`${where}: ${field}`, metadata[field], match.metadata[field], kind);
       }
     }
   }
@@ -121,63 +101,48 @@ export async function diffRecordings(
     }
     if (prompt.made !== undefined && match.made !== undefined)
       compare(`${where}: made`, prompt.made, match.made, "result");
-    for (const { region, ...values } of await kvDifferences(one, other, prompt, match, options)) {
-      found.push({ where: `${where}: ${region}`, ...values, kind: "result" });
-    }
+    if (prompt.kv.sha256 === match.kv.sha256) continue;
+    const groups = options.groups ?? a.groups ?? b.groups;
+    const parts = filledParts(await one.handshakes(a.prefill), prompt, groups);
+    for (const each of compareKv(await one.kv(prompt), await other.kv(match), parts, options))
+      found.push({ ...each, where: `${where}: ${each.where}` });
   }
   return found;
 }
 
-/** Compares only the blocks that the prompt fills: the rest of a last block holds leftovers. */
-async function kvDifferences(
-  one: Recording,
-  other: Recording,
-  prompt: RecordedPrompt,
-  match: RecordedPrompt,
-  options: DiffOptions,
-): Promise<(Pick<Difference, "one" | "other"> & { readonly region: string })[]> {
-  if (prompt.kv.sha256 === match.kv.sha256) return [];
-  const handshakes = await one.handshakes(one.manifest.prefill);
-  const groups = options.groups ?? one.manifest.groups ?? other.manifest.groups;
-  const parts = filledParts(handshakes, prompt, groups);
-  return compareKv(await one.kv(prompt), await other.kv(match), parts, options);
-}
-
-/** Compares the KV of one prompt, region by region: those that differ. */
 export function compareKv(
   x: Uint8Array,
   y: Uint8Array,
   parts: readonly FilledPart[],
   options: DiffOptions,
-): (Pick<Difference, "one" | "other"> & { readonly region: string })[] {
+): Difference[] {
+  const kind = "result";
   if (x.byteLength !== y.byteLength) {
-    return [{ region: "KV", one: `${x.byteLength} bytes`, other: `${y.byteLength} bytes` }];
+    const [one, other] = [`${x.byteLength} bytes`, `${y.byteLength} bytes`];
+    return [{ where: "KV", one, other, kind }];
   }
-  const found: (Pick<Difference, "one" | "other"> & { region: string })[] = [];
-  for (const { name, offsetBytes, lengthBytes } of parts) {
-    const part = [x, y].map((bytes) => bytes.subarray(offsetBytes, offsetBytes + lengthBytes));
-    const values = compareBytes(part[0] ?? x, part[1] ?? y, options);
-    if (values !== undefined) found.push({ region: name, ...values });
-  }
-  return found;
+  return parts.flatMap(({ name, offsetBytes, lengthBytes }) => {
+    const part = (bytes: Uint8Array) => bytes.subarray(offsetBytes, offsetBytes + lengthBytes);
+    const values = compareBytes(part(x), part(y), options);
+    return values === undefined ? [] : [{ where: name, ...values, kind }];
+  });
 }
 
-/** What a prompt determines of one KV cache group's blocks in one region. */
-export interface FilledPart {
+interface FilledPart {
   readonly name: string;
   readonly offsetBytes: number;
   readonly lengthBytes: number;
 }
 
 /**
- * Where the bytes that a prompt determines lie in its KV: of attention the blocks that it fills, of
- * states the last one without the rest of its page. The rest holds leftovers of other requests.
+ * For attention the blocks that the prompt fills; for states the last block's state. The rest holds
+ * leftovers.
  *
  * @throws `KV_CONFIG_INVALID` where the kinds of the groups must be given.
  */
 export function filledParts(
   handshakes: readonly Pick<RecordedHandshake, "tpRank" | "metadata">[],
-  { params, tokens }: Pick<RecordedPrompt, "params" | "tokens">,
+  { params, tokens }: Pick<PrefilledPrompt, "params" | "tokens">,
   given?: GivenGroups | undefined,
 ): FilledPart[] {
   const parts: FilledPart[] = [];
@@ -187,30 +152,23 @@ export function filledParts(
     const kinds = groupKinds(metadata, blockIds.length, given);
     const kernels = metadata.physicalBlocksPerLogical;
     const blockTokens = metadata.blockSize * kernels;
+    const stateBytes = metadata.ssmSizes.reduce((sum, bytes) => sum + bytes, 0);
     for (const [region, blockLengthBytes] of metadata.blockLengthsBytes.entries()) {
       const pageBytes = blockLengthBytes * kernels;
-      const name = `rank ${tpRank}, ${metadata.regionNames?.[region] ?? `region ${region}`}`;
+      const regionName = `rank ${tpRank}, ${metadata.regionNames?.[region] ?? `region ${region}`}`;
       const groups = groupsOfRegion(metadata, region, blockIds.length);
       for (const group of groups) {
         const pages = blockIds[group]?.length ?? 0;
         const { extent } = cacheKind(kinds[group] ?? "full");
-        const part = { name: groups.length > 1 ? `${name}, group ${group}` : name };
-        if (extent === "state") {
-          const [convBytes = 0, recurrentBytes = 0] = metadata.ssmSizes;
-          const lengthBytes = Math.min(pageBytes, convBytes + recurrentBytes);
-          if (pages > 0)
-            parts.push({
-              ...part,
-              offsetBytes: offsetBytes + (pages - 1) * pageBytes,
-              lengthBytes,
-            });
-        } else if (extent !== "whole") {
+        const name = groups.length > 1 ? `${regionName}, group ${group}` : regionName;
+        if (extent === "state" && pages > 0) {
+          const lengthBytes = Math.min(pageBytes, stateBytes);
+          parts.push({ name, offsetBytes: offsetBytes + (pages - 1) * pageBytes, lengthBytes });
+        }
+        if (extent !== "state" && extent !== "whole") {
           const isFull = tokens.length % blockTokens === 0 && pages * blockTokens <= tokens.length;
-          parts.push({
-            ...part,
-            offsetBytes,
-            lengthBytes: Math.max(0, pages - (isFull ? 0 : 1)) * pageBytes,
-          });
+          const filled = Math.max(0, isFull ? pages : pages - 1);
+          parts.push({ name, offsetBytes, lengthBytes: filled * pageBytes });
         }
         offsetBytes += pages * pageBytes;
       }

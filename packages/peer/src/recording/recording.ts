@@ -11,7 +11,6 @@ import {
 } from "@kv/protocol";
 import { z } from "zod";
 
-/** A path inside the recording's folder: a manifest must not name files outside of it. */
 const fileName = z.string().regex(/^(frames|kv)\/[A-Za-z0-9._-]{1,100}$/);
 const rankSchema = z.object({
   tpRank: z.int().min(0).max(65_535),
@@ -56,30 +55,25 @@ export const manifestSchema = z.object({
     .describe("The kind of each KV cache group, where the user has given them."),
   prompts: z.array(promptSchema).min(1).max(10_000),
 });
-/**
- * The content of a recording's `manifest.json`: the servers, the files of their handshakes, and the
- * prompts with the files of their KV.
- */
+/** The servers and prompts, with the files of their handshakes and KV. */
 export type Manifest = z.infer<typeof manifestSchema>;
-/** One server of a recording and the files with its handshakes. */
+/** One server and the files of its handshakes. */
 export type RecordedSide = z.infer<typeof sideSchema>;
-/** One recorded prompt: its tokens, the server's parameters and the file of its KV. */
+/** A recorded prompt: its tokens, the server's parameters and the file of its KV. */
 export type RecordedPrompt = z.infer<typeof promptSchema>;
 
-/** A recording that was opened: a folder with a manifest, handshake frames and KV. */
+/** A folder with a manifest, handshake frames and KV. */
 export interface Recording {
   readonly folder: string;
-  /** The validated content of `manifest.json`. */
   readonly manifest: Manifest;
   /**
-   * Reads and decodes the handshake of each rank, in the order of the manifest.
+   * The handshake of each rank, in the manifest's order.
    *
    * @throws `KV_CONFIG_INVALID`, `KV_WIRE_MALFORMED`.
    */
   handshakes(side: RecordedSide): Promise<readonly RecordedHandshake[]>;
   /**
-   * Reads the KV of a prompt: rank after rank, within a rank region after region, within a region
-   * the request's kernel blocks in order.
+   * A prompt's KV, by rank, region and kernel block.
    *
    * @throws `KV_CONFIG_INVALID` when the file's length or SHA-256 is not the recorded one.
    */
@@ -98,7 +92,7 @@ const MAX_MANIFEST_BYTES = 256 << 20;
 const MAX_FRAME_BYTES = 32 << 20;
 
 /**
- * Opens a recording and validates its manifest; the KV is validated when it is read.
+ * Opens a recording. The manifest is validated now, the KV when it is read.
  *
  * @throws `KV_CONFIG_INVALID` with the file and the reason.
  */
@@ -139,20 +133,16 @@ export async function openRecording(folder: string): Promise<Recording> {
   };
 }
 
-/**
- * Writes the files of a recording. The manifest is written last: a folder without one is not a
- * recording.
- */
+/** Writes a recording, the manifest last: a folder without one is not a recording. */
 export interface RecordingWriter {
-  /** Writes a handshake frame. Resolves with its path for the manifest. */
+  /** Resolves with the path for the manifest. */
   frame(name: string, bytes: Uint8Array): Promise<string>;
-  /** Writes the KV of a prompt. Resolves with the manifest's entry. */
+  /** Resolves with the manifest's entry. */
   kv(name: string, bytes: Uint8Array): Promise<RecordedPrompt["kv"]>;
-  /** Validates and writes `manifest.json`. */
   finish(manifest: Manifest): Promise<void>;
 }
 
-/** Starts a recording in `folder`, which is created with the first file. */
+/** Starts a recording in `folder`, which the first file creates. */
 export function createRecording(folder: string): RecordingWriter {
   async function write(name: string, content: Uint8Array | string): Promise<string> {
     const file = join(folder, name);

@@ -1,104 +1,78 @@
-import { type Ambient, type AmbientOptions, ambient, KvError } from "@kv/interface";
+import { type AmbientOptions, ambient, type Clock, KvError } from "@kv/interface";
 import { reportOfChecks } from "@kv/program";
-import { judge } from "../checks/list.js";
-import type { Report } from "../checks/report.js";
+import { type Report, ROLES } from "../checks/report.js";
 import type { Answer, EngineServer } from "../http/engine-server.js";
-import { checkLeaks, readUsedBlocks, unfinishedRequests } from "../load/block-leaks.js";
+import { checkLeaks, readUsedBlocks, sleep, unfinishedRequests } from "../load/block-leaks.js";
 import { randomPrompt } from "../load/load.js";
-import { growth, hasNixlConnector, promptTokens, readCounters } from "./counters.js";
-import type { LaneEvidence } from "./lane-checks.js";
-import type { HeldBlocks, SeenDeployment, SentPrompt } from "./verify-checks.js";
+import { type LaneEvidence, laneChecks } from "./lane.js";
+import {
+  blockChecks,
+  type Counted,
+  growth,
+  type HeldBlocks,
+  hasNixlConnector,
+  moved,
+  promptTokens,
+  readCounters,
+  requestChecks,
+  type SentPrompt,
+  tokenChecks,
+  transferChecks,
+} from "./verify-checks.js";
 
 /** Options of `verify`. */
 export interface VerifyOptions extends AmbientOptions {
-  /** What clients send requests to: a router, a gateway, a front end of any kind. */
+  /** A router, gateway or other front end. */
   readonly front: EngineServer;
   readonly prefill: readonly EngineServer[];
   readonly decode: readonly EngineServer[];
-  /** One engine whose answers are right. @default the first prefill server */
+  /** An engine whose answers are right. @default the first prefill server */
   readonly reference?: EngineServer | undefined;
-  /** Prompts to send. @default 8 */
+  /** @default 8 */
   readonly requests?: number | undefined;
-  /** Their length in tokens. @default 512 */
+  /** @default 512 */
   readonly promptTokens?: number | undefined;
-  /** Tokens of each answer. @default 8 */
+  /** @default 8 */
   readonly outputTokens?: number | undefined;
-  /**
-   * How long the servers may take to free the blocks of what they have answered, in ms. @default
-   * 10_000
-   */
+  /** Time for servers to free answered requests' blocks, in ms. @default 10_000 */
   readonly freeWithinMs?: number | undefined;
-  /** How long a server may take to count what it has done, in ms. @default 1_000 */
+  /** Time for a server to count its work, in ms. @default 1_000 */
   readonly countedWithinMs?: number | undefined;
-  /**
-   * What is known about the way of the bytes. Called when the prompts have been answered. @default
-   * nothing is known
-   */
+  /** Called after the answers. @default nothing is known */
   readonly lane?: (() => Promise<LaneEvidence>) | undefined;
+  /** Ends between two prompts. */
+  readonly signal?: AbortSignal | undefined;
+  /** Gets the number of answered prompts. */
+  readonly progress?: ((done: number) => void) | undefined;
 }
 
 const POLL_MS = 50;
 
 /**
- * Sends prompts that no cache holds to a deployment, one after another, and compares what its
- * servers counted, freed and answered with what a pair that moves KV does. Faults of the deployment
- * are part of the report.
+ * Sends uncached prompts and compares what the servers counted, freed and answered with a pair that
+ * moves KV. The report has the deployment's faults.
  *
- * @throws `KV_PROXY_UPSTREAM_FAILED` when a server has no /metrics.
+ * @throws `KV_PROXY_UPSTREAM_FAILED` when a server has no /metrics; `KV_REQUEST_ABORTED`.
  */
 export async function verify(options: VerifyOptions): Promise<Report> {
-  const seen = await observe(options, ambient(options));
-  const moved = seen.totals.decode.transfers + seen.totals.prefill.transfers > 0;
-  const lane = moved ? await options.lane?.() : undefined;
-  return reportOfChecks(judge({ deployment: seen, lane }));
-}
-
-async function observe(
-  options: VerifyOptions,
-  { clock, random }: Ambient,
-): Promise<SeenDeployment> {
-  const { front, prefill, decode, requests = 8, outputTokens = 8 } = options;
-  const { promptTokens: length = 512, reference = prefill[0], freeWithinMs = 10_000 } = options;
-  const { countedWithinMs = 1_000 } = options;
-  if (prefill.length === 0 || decode.length === 0 || reference === undefined)
+  const { clock, random } = ambient(options);
+  const { front, reference = options.prefill[0], freeWithinMs = 10_000 } = options;
+  const { requests = 8, promptTokens: length = 512, outputTokens = 8 } = options;
+  if (options.decode.length === 0 || reference === undefined)
     throw new KvError("KV_CONFIG_INVALID", "verify needs a prefill and a decode server");
-  const sides = [
-    ...prefill.map((server) => ({ role: "prefill" as const, server })),
-    ...decode.map((server) => ({ role: "decode" as const, server })),
-  ];
-  const read = async () => {
-    const [atPrefill, atDecode] = await Promise.all([readCounters(prefill), readCounters(decode)]);
-    return { prefill: atPrefill, decode: atDecode };
-  };
-  type Counted = Awaited<ReturnType<typeof read>>;
-  const since = (before: Counted, after: Counted) => ({
-    prefill: growth(before.prefill, after.prefill),
-    decode: growth(before.decode, after.decode),
-  });
+  const sides = ROLES.flatMap((role) => options[role].map((server) => ({ role, server })));
   const withoutConnector: string[] = [];
   for (const { server } of sides)
     if (!hasNixlConnector(await server.metrics())) withoutConnector.push(server.url);
   const used = await Promise.all(sides.map(({ server }) => readUsedBlocks(server)));
 
-  /**
-   * What was counted since `before`, when D has counted the prompt and a transfer, or
-   * `countedWithinMs` later.
-   */
-  async function counted(before: Counted): Promise<Counted> {
-    const untilMs = clock.now() + countedWithinMs;
-    for (;;) {
-      const grown = since(before, await read());
-      const isMoved = grown.decode.transfers + grown.prefill.transfers > 0;
-      if ((isMoved && promptTokens(grown.decode) >= length) || clock.now() > untilMs) return grown;
-      await new Promise<void>((resolve) => clock.setTimer(resolve, POLL_MS, { ref: true }));
-    }
-  }
-
-  const first = await read();
-  const sent: (Omit<SentPrompt, "expected"> & { readonly prompt: readonly number[] })[] = [];
+  const first = await readCounters(options);
+  const prompts: SentPrompt[] = [];
   for (let index = 0; index < requests; index++) {
+    if (options.signal?.aborted === true)
+      throw new KvError("KV_REQUEST_ABORTED", "the prompts were interrupted");
     const prompt = randomPrompt(length, random);
-    const before = await read();
+    const before = await readCounters(options);
     let answer: Answer | undefined;
     let failure: KvError | undefined;
     try {
@@ -106,24 +80,46 @@ async function observe(
     } catch (thrown) {
       failure = KvError.from(thrown, "KV_PROXY_UPSTREAM_FAILED", "the prompt failed");
     }
-    sent.push({ prompt, length, answer, failure, counted: await counted(before) });
+    const counted = await countedSince(before, length, options, clock);
+    prompts.push({ prompt, answer, failure, counted });
+    options.progress?.(prompts.length);
   }
-  const totals = since(first, await read());
+  const totals = growth(first, await readCounters(options));
 
   const blocks: HeldBlocks[] = [];
   for (const [index, { role, server }] of sides.entries()) {
-    // Nothing is left unread on purpose, so no lease is waited for.
+    // All is read, so no lease is waited for.
     const limits = { unnotifiedBlocks: 0, leaseMs: 0, leaseMarginMs: 0, freeWithinMs };
     const leaks = await checkLeaks({ server, clock, before: used[index], ...limits });
     const running = unfinishedRequests(await server.metrics());
     blocks.push({ role, url: server.url, leaks, running });
   }
 
-  const prompts: SentPrompt[] = [];
-  for (const { prompt, ...rest } of sent) {
-    const expected =
-      rest.answer && (await reference.complete(prompt, outputTokens).catch(() => undefined));
-    prompts.push({ ...rest, expected });
+  for (const sent of prompts)
+    if (sent.answer !== undefined)
+      sent.expected = await reference.complete(sent.prompt, outputTokens).catch(() => undefined);
+  const deployment = { prompts, totals, withoutConnector, blocks, reference: reference.url };
+  const lane = moved(totals).transfers > 0 ? await options.lane?.() : undefined;
+  return reportOfChecks([
+    ...requestChecks(deployment),
+    ...transferChecks(deployment),
+    ...(lane === undefined ? [] : laneChecks(deployment, lane)),
+    ...blockChecks(deployment),
+    ...tokenChecks(deployment),
+  ]);
+}
+
+async function countedSince(
+  before: Counted,
+  length: number,
+  { countedWithinMs = 1_000, prefill, decode }: VerifyOptions,
+  clock: Clock,
+): Promise<Counted> {
+  const untilMs = clock.now() + countedWithinMs;
+  for (;;) {
+    const grown = growth(before, await readCounters({ prefill, decode }));
+    const isCounted = moved(grown).transfers > 0 && promptTokens(grown.decode) >= length;
+    if (isCounted || clock.now() > untilMs) return grown;
+    await sleep(clock, POLL_MS);
   }
-  return { prompts, totals, withoutConnector, blocks, reference: reference.url };
 }

@@ -10,37 +10,25 @@ import type { WireReading } from "./read-wire.js";
 import CHECKS from "./vllm-checks.json" with { type: "json" };
 
 export interface WireDifference {
-  /** The message, such as "agent metadata"; "connector" for the connector version. */
   readonly section: string;
-  /** The name in the described version, or of a new entry. */
   readonly name: string;
-  /** `missing`: the whole section was not found in the sources. */
+  /** `missing`: the whole section. */
   readonly change: "added" | "removed" | "renamed" | "changed" | "missing";
-  /** The form in the described version; the name when it is renamed. */
   readonly before?: string | undefined;
-  /** The form in the sources; the new name when it is renamed. */
   readonly after?: string | undefined;
 }
 
 export interface WireReport {
   readonly vllm: string | null;
-  /** The sources' `NIXL_CONNECTOR_VERSION`; null when it was not found. */
   readonly connectorVersion: number | null;
-  /** The described version with the same release number, else the most similar one. */
+  /** With the same release number, else the most similar one. */
   readonly comparedWith: VllmVersion;
   readonly differences: readonly WireDifference[];
-  /**
-   * Whether clients' requests were compared too. False where the sources have no API server, and
-   * for a version whose requests are not described.
-   */
+  /** False without an API server or a description of the version's requests. */
   readonly requestsCompared: boolean;
 }
 
-/**
- * Compares what was read with the described versions. Requests are compared with those of the same
- * version; of a version that is not described, a name is new when no described version has it.
- * Throws nothing.
- */
+/** In an undescribed version, a request's name is new when no described one has it. */
 export function compareWire(reading: WireReading): WireReport {
   const { vllm, connectorVersion } = reading;
   const same = vllm === null ? undefined : describedVersion(vllm);
@@ -66,10 +54,7 @@ export function compareWire(reading: WireReading): WireReport {
   };
 }
 
-/**
- * A check as `vllm-checks.json` has it. Python versions differ in where they put quotes and
- * parentheses.
- */
+/** Ignores quotes and parentheses, which Python versions place differently. */
 export function checkDigest(check: string): string {
   return createHash("sha256")
     .update(check.replaceAll(/[\s'"()\\]/g, ""))
@@ -77,10 +62,7 @@ export function checkDigest(check: string): string {
     .slice(0, 8);
 }
 
-/**
- * The checks that the same release does not have; of another release, those that no release has
- * whose checks are known. `tools/vllm/request-members.ts` writes them down.
- */
+/** For an unknown release, the checks that no known one has. */
 function newChecks(same: VllmVersion | undefined, { checks }: WireReading): WireDifference[] {
   const releases: Readonly<Record<string, string>> = CHECKS;
   const known = same === undefined ? Object.values(releases).join(" ") : releases[same.version];
@@ -91,7 +73,6 @@ function newChecks(same: VllmVersion | undefined, { checks }: WireReading): Wire
     .map((name) => ({ section: "check", name, change: "added" as const, after: "" }));
 }
 
-/** Undefined where there is nothing to compare. */
 function requestDifferences(
   same: VllmVersion | undefined,
   { requests }: WireReading,
@@ -106,7 +87,7 @@ function requestDifferences(
     const named = (names: Iterable<string>) =>
       Object.fromEntries(Array.from(names, (name) => [name, ""]));
     const differences = compareSection(section, named(before), named(after));
-    // A member that is gone may be one of an older version.
+    // It may be gone from an older version.
     return same === undefined
       ? differences.filter(({ change }) => change !== "removed")
       : differences;
@@ -149,7 +130,6 @@ function compareSection(section: string, before: Entries, after: Entries): WireD
       differences.push({ section, name, change: "changed", before: form, after: now });
       continue;
     }
-    // An entry of the same form at the same place is the same one under another name.
     const renamed = added.find(
       (each) =>
         after[each] === form &&
@@ -166,7 +146,6 @@ function compareSection(section: string, before: Entries, after: Entries): WireD
   return differences;
 }
 
-/** The entry before `name` that both versions have; undefined at the beginning. */
 function commonBefore(name: string, own: Entries, other: Entries): string | undefined {
   const names = Object.keys(own);
   return names.slice(0, names.indexOf(name)).findLast((each) => Object.hasOwn(other, each));

@@ -15,29 +15,26 @@ const wireSchema = z.object({
 const errorSchema = z.object({ error: z.object({ message: z.string(), hint: z.string() }) });
 
 /**
- * What the sources of a vLLM put on the wire, in the sections of `vllmWire`, the checks that stop
- * its connector, and what clients' requests may contain, in the parts of `vllmRequests`; null where
- * they have no API server. A section that was not found is absent.
+ * Named as in `vllmWire` and `vllmRequests`; null without an API server. A section that was not
+ * found is absent.
  */
 export type WireReading = z.infer<typeof wireSchema>;
 
-/** A real wheel takes a second. */
 const TIMEOUT_MS = 50_000;
 
 /**
- * Reads the Python sources of a wheel or of a folder that holds `vllm/`. A script for python3 does
- * it: `ast` and `zipfile` are Python's own, and who runs vLLM has them. vLLM's code is not
- * executed.
+ * Parses the sources with Python's own `ast` and `zipfile`, which every user of vLLM has. vLLM's
+ * code is not executed.
  *
- * @throws `KV_CONFIG_INVALID` when the input is neither or is damaged, and when there is no
- * python3.
+ * @throws `KV_CONFIG_INVALID` when the input is neither a wheel nor a tree or is damaged, and when
+ * there is no python3.
  */
 export async function readWire(wheelOrTree: string): Promise<WireReading> {
   const script = join(
     dirname(createRequire(import.meta.url).resolve("@kv/peer/package.json")),
     "python/read_wire.py",
   );
-  // -I: no module of the current folder or of the user's environment is imported.
+  // -I: no module of the current folder or the user's environment is imported.
   const args = ["-I", "-S", "-W", "ignore", script, wheelOrTree];
   const { exitCode, how, isFound, stdout, stderr } = await runCommand("python3", args, {
     timeoutMs: TIMEOUT_MS,

@@ -93,7 +93,6 @@ function consequence({ section, change, before, after }: WireDifference): string
   return "other versions refuse this version's metadata, or read it wrongly, and the reverse";
 }
 
-/** Text of a wheel on one line, not too long. */
 function shortened(text: string): string {
   const line = text.replace(/\s+/g, " ");
   return line.length > MAX_LENGTH ? `${line.slice(0, MAX_LENGTH)}…` : line;

@@ -1,10 +1,11 @@
 // A long suite: starts kv-peer as P and as D.
+
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { systemClock, systemRandom } from "@kv/interface";
+import { systemClock } from "@kv/interface";
 import { isLongRun, someOf } from "@kv/testing/long-run";
-import { afterEach, beforeEach, describe, expect, test } from "vitest";
+import { describe, expect, onTestFinished, test } from "vitest";
 import { readUsedBlocks } from "../../src/load/block-leaks.js";
 import { load } from "../../src/load/load.js";
 import { diffRecordings } from "../../src/recording/diff.js";
@@ -43,33 +44,16 @@ const PAIRS: readonly (readonly [string, Open])[] = [
 ];
 
 describe.each(someOf(PAIRS, 3))("field.md P1 at %s", { timeout: 180_000 }, (_, open) => {
-  let pair: Pair | undefined;
-  let folder = "";
-  beforeEach(() => {
-    folder = mkdtempSync(join(tmpdir(), "kv-peer-commands-"));
-  });
-  afterEach(async () => {
-    await pair?.close();
-    pair = undefined;
-    rmSync(folder, { recursive: true, force: true });
-  });
   const expectFreed = ({ prefill }: Pair) =>
     expect.poll(async () => (await readUsedBlocks(prefill))?.used).toBe(0);
 
   test("record with a D, twice, and diff: equal KV and tokens, and P frees its blocks", async () => {
-    pair = await open(LEASE_SECONDS);
-    const { prefill, decode, transport, sideChannel } = pair;
+    const pair = await open(LEASE_SECONDS);
+    const folder = mkdtempSync(join(tmpdir(), "kv-peer-commands-"));
+    onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
     const to = async (name: string) => {
       const path = join(folder, name);
-      await record({
-        folder: path,
-        prefill,
-        decode,
-        transport,
-        sideChannel,
-        prompts: [prompt],
-        outputTokens: 4,
-      });
+      await record({ ...pair, folder: path, prompts: [prompt], outputTokens: 4 });
       return openRecording(path);
     };
     const [one, other] = [await to("one"), await to("other")];
@@ -79,18 +63,9 @@ describe.each(someOf(PAIRS, 3))("field.md P1 at %s", { timeout: 180_000 }, (_, o
   });
 
   test("watch: two rounds without a finding, and P frees its blocks", async () => {
-    pair = await open(LEASE_SECONDS);
-    const { prefill, decode, transport, sideChannel } = pair;
-    const watch = new Watch({
-      pairs: [{ prefill, decode }],
-      reference: undefined,
-      prompt,
-      outputTokens: 4,
-      transport,
-      sideChannel,
-      random: systemRandom(),
-      clock: systemClock(),
-    });
+    const pair = await open(LEASE_SECONDS);
+    const canary = { prompt, outputTokens: 4, pairs: [pair] };
+    const watch = new Watch({ ...pair, ...canary, clock: systemClock() });
     for (let round = 1; round <= 2; round++)
       expect(await watch.round()).toMatchObject({ findings: [], cost: { outputTokens: 4 } });
     await expectFreed(pair);
@@ -99,13 +74,11 @@ describe.each(someOf(PAIRS, 3))("field.md P1 at %s", { timeout: 180_000 }, (_, o
 
 describe.each(someOf(PAIRS, 6))("field.md P1 at %s", { timeout: 180_000 }, (_, open) => {
   test("decode --no-notify: the blocks stay at P until the lease ends, and are not leaked", async () => {
-    await using pair = await open(SHORT_LEASE_SECONDS);
-    const { prefill: server, transport, sideChannel } = pair;
+    const pair = await open(SHORT_LEASE_SECONDS);
     const requests = isLongRun ? 10 : 2;
     const { pulls, leaks } = await load({
-      server,
-      transport,
-      sideChannel,
+      ...pair,
+      server: pair.prefill,
       requests,
       promptTokens: [LENGTH],
       concurrency: 2,

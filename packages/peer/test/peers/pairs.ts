@@ -1,7 +1,5 @@
 import { createHash } from "node:crypto";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { createServer } from "node:http";
-import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import {
@@ -19,14 +17,16 @@ import {
   encodeHandshakePayload,
 } from "@kv/protocol";
 import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
+import { sendJson, startUpstream } from "@kv/testing/http/fake-upstream";
 import { memoryNetwork, memoryTransport } from "@kv/transport-memory";
+import { onTestFinished } from "vitest";
 import { startInstance } from "../../../../apps/demo/src/instance/instance.js";
 import { readInstanceConfig } from "../../../../apps/demo/src/instance/instance-config.js";
 import { EngineServer } from "../../src/http/engine-server.js";
-import { kernelBlocksOfRegion } from "../../src/protocol/region-blocks.js";
-import { readRemotePrefill } from "../../src/protocol/remote-prefill.js";
-import { receiveKv } from "../../src/recording/receive-kv.js";
-import { createRecording } from "../../src/recording/recording.js";
+import { kernelBlocksOfRegion } from "../../src/protocol/cache-groups.js";
+import { readRemotePrefill } from "../../src/protocol/remote-engine.js";
+import { receiveKv } from "../../src/recording/record.js";
+import { writeRecording } from "../sample-recording.js";
 import { servePrefill } from "../served.js";
 
 /** A pair that serves requests, with real HTTP and ZMQ, and what kv-peer needs to reach it. */
@@ -37,15 +37,13 @@ export interface Pair {
   readonly transport: Transport;
   /** Of kv-peer. */
   readonly sideChannel: SideChannel;
-  close(): Promise<void>;
-  [Symbol.asyncDispose](): Promise<void>;
 }
 
 type Mode = "pull" | "push";
 
 /**
- * P and D of this project: two instances of the demo in this process. Their model takes time and
- * computes nothing.
+ * P and D of this project, until the test ends: two instances of the demo in this process. Their
+ * model takes time and computes nothing.
  */
 export async function ownPair(options: {
   readonly mode: Mode;
@@ -81,22 +79,25 @@ export async function ownPair(options: {
   const instances = await Promise.all([start("prefill", prefillTp), start("decode", decodeTp)]);
   const transport = memoryTransport({ network });
   const sideChannel = zmqSideChannel({ handshakeKeys });
-  return disposable({
-    prefill: new EngineServer(instances[0].url),
-    decode: new EngineServer(instances[1].url),
+  onTestFinished(async () => {
+    await Promise.all(instances.map((instance) => instance.close()));
+    await sideChannel.close();
+    await transport.close();
+    rmSync(folder, { recursive: true, force: true });
+  });
+  const [prefill, decode] = instances;
+  return {
+    prefill: new EngineServer(prefill.url),
+    decode: new EngineServer(decode.url),
     transport,
     sideChannel,
-    async close() {
-      await Promise.all(instances.map((instance) => instance.close()));
-      await sideChannel.close();
-      await transport.close();
-      rmSync(folder, { recursive: true, force: true });
-    },
-  });
+  };
 }
 
-function disposable<P extends Omit<Pair, typeof Symbol.asyncDispose>>(pair: P): P & Pair {
-  return { ...pair, [Symbol.asyncDispose]: () => pair.close() };
+interface Asked {
+  readonly prompt: number[];
+  readonly kv_transfer_params: KvTransferParams;
+  readonly max_tokens: number;
 }
 
 const fixtures = new URL("../../../protocol/fixtures/wire/", import.meta.url);
@@ -145,7 +146,7 @@ export async function recordedPair(
   },
 ): Promise<Pair & { readonly folder: string }> {
   const { version, mode, ranks } = RECORDED[name];
-  const folder = mkdtempSync(join(tmpdir(), "kv-peer-pair-"));
+  const folder = await recordingOf(ranks, { mode, length, ...engine });
   const network = memoryNetwork();
   const transports = [0, 1, 2].map((): Transport => memoryTransport({ network })) as [
     Transport,
@@ -154,7 +155,6 @@ export async function recordedPair(
   ];
   const [ofPrefill, ofDecode, transport] = transports;
   const sideChannel = zmqSideChannel();
-  await writeRecording(folder, { ranks, mode, length, ...engine });
   const { url, close } = await servePrefill(folder, {
     sideChannel,
     leaseMs,
@@ -166,22 +166,15 @@ export async function recordedPair(
     transport: ofPrefill,
     sideChannelHost: "127.0.0.1",
   });
-  const decode = createServer((request, response) => {
-    const answer = (body: unknown) => response.end(JSON.stringify(body));
-    if (request.url === "/v1/models") return answer({ data: [{ id: "m" }] });
-    if (request.url !== "/v1/completions") return response.writeHead(404).end();
-    let text = "";
-    request.on("data", (piece) => (text += piece));
-    request.on("end", async () => {
-      const { prompt, kv_transfer_params: params, max_tokens: tokens } = JSON.parse(text);
-      try {
-        answer({ choices: [{ token_ids: await continueFrom(prompt, params, tokens) }] });
-      } catch (error) {
-        response.writeHead(500);
-        answer({ error: { message: String(error) } });
-      }
-    });
-    return undefined;
+  const decode = await startUpstream(async ({ path, json, response }) => {
+    if (path === "/v1/models") return sendJson(response, { data: [{ id: "m" }] });
+    if (path !== "/v1/completions") return void response.writeHead(404).end();
+    const { prompt, kv_transfer_params: params, max_tokens: tokens } = json as unknown as Asked;
+    try {
+      sendJson(response, { choices: [{ token_ids: await continueFrom(prompt, params, tokens) }] });
+    } catch (error) {
+      sendJson(response, { error: { message: String(error) } }, 500);
+    }
   });
   async function continueFrom(tokens: number[], params: KvTransferParams, count: number) {
     if (params?.["do_remote_prefill"] !== true) throw new Error("this D has no model");
@@ -190,22 +183,20 @@ export async function recordedPair(
     const kv = await receiveKv({ tokens, params, remote }, place);
     return [...createHash("sha256").update(kv).digest().subarray(0, count)];
   }
-  await new Promise<void>((resolve) => decode.listen(0, "127.0.0.1", resolve));
-  return disposable({
+  onTestFinished(async () => {
+    await decode.close();
+    await close();
+    await sideChannel.close();
+    await Promise.all(transports.map((each) => each.close()));
+    rmSync(folder, { recursive: true, force: true });
+  });
+  return {
     folder,
     prefill: new EngineServer(url),
-    decode: new EngineServer(`http://127.0.0.1:${(decode.address() as AddressInfo).port}`),
+    decode: new EngineServer(decode.url),
     transport,
     sideChannel,
-    async close() {
-      decode.closeAllConnections();
-      decode.close();
-      await close();
-      await sideChannel.close();
-      await Promise.all(transports.map((each) => each.close()));
-      rmSync(folder, { recursive: true, force: true });
-    },
-  });
+  };
 }
 
 /**
@@ -213,76 +204,43 @@ export async function recordedPair(
  * another engine; `blocks` has a number of blocks for each KV cache group, by default those of one
  * group of attention.
  */
-async function writeRecording(
-  folder: string,
+async function recordingOf(
+  names: readonly string[],
   {
-    ranks,
     mode,
     length,
     change = {},
     blocks,
   }: {
-    ranks: readonly string[];
     mode: Mode;
     length: number;
     change?: Partial<AgentMetadata>;
-    blocks?: readonly number[] | undefined;
+    blocks?: readonly number[];
   },
-): Promise<void> {
-  const writer = createRecording(folder);
+): Promise<string> {
   const read = (name: string) => new Uint8Array(readFileSync(new URL(name, fixtures)));
-  const engines = ranks.map((rank) => {
-    const { payload } = decodeHandshakeReply([read(`${rank}.rep0.bin`), read(`${rank}.rep1.bin`)]);
+  const engines = names.map((name) => {
+    const [frame, clock] = [read(`${name}.rep0.bin`), read(`${name}.rep1.bin`)];
+    const { payload } = decodeHandshakeReply([frame, clock]);
     const metadata = { ...decodeAgentMetadata(payload.agentMetadataBytes), ...change };
     const agentMetadataBytes = encodeAgentMetadata(metadata);
-    return { metadata, frame: encodeHandshakePayload({ ...payload, agentMetadataBytes }) };
+    const reply = [encodeHandshakePayload({ ...payload, agentMetadataBytes }), clock];
+    return { metadata, request: read(`${name}.req.bin`), reply };
   });
-  const replies = engines.map(({ frame }, at) => [frame, read(`${ranks[at]}.rep1.bin`)]);
   const metadata = engines[0]?.metadata;
   if (metadata === undefined) throw new Error("a recording has a rank");
-  const counts = blocks ?? [
-    Math.ceil(length / (metadata.blockSize * metadata.physicalBlocksPerLogical)),
-  ];
+  const blockTokens = metadata.blockSize * metadata.physicalBlocksPerLogical;
   let next = 1;
-  const blockIds = counts.map((count) => Array.from({ length: count }, () => next++));
+  const blockIds = (blocks ?? [Math.ceil(length / blockTokens)]).map((count) =>
+    Array.from({ length: count }, () => next++),
+  );
   const rankBytes = metadata.blockLengthsBytes.reduce(
     (sum, bytes, region) => sum + bytes * kernelBlocksOfRegion(metadata, region, blockIds).length,
     0,
   );
-  const kv = Uint8Array.from(
-    { length: rankBytes * ranks.length },
-    (_, at) => (at * 31 + (at >> 9)) % 251,
-  );
-  const recorded = await Promise.all(
-    replies.map(async (frames, tpRank) => ({
-      tpRank,
-      request: await writer.frame(`p${tpRank}.req.bin`, read(`${ranks[tpRank]}.req.bin`)),
-      reply: await Promise.all(
-        frames.map((frame, at) => writer.frame(`p${tpRank}.rep${at}.bin`, frame)),
-      ),
-    })),
-  );
-  await writer.finish({
-    version: 1,
-    tpSize: ranks.length,
-    prefill: { ranks: recorded },
-    prompts: [
-      {
-        tokens: Array.from({ length }, (_, at) => at + 1),
-        params: {
-          do_remote_prefill: true,
-          do_remote_decode: false,
-          remote_block_ids: blockIds,
-          remote_engine_id: metadata.engineId,
-          remote_request_id: "cmpl-0",
-          remote_host: "127.0.0.1",
-          remote_port: 5600,
-          tp_size: ranks.length,
-          transfer_mode: mode,
-        },
-        kv: await writer.kv("prompt-0.bin", kv),
-        notification: "cmpl-0:1",
-      },
-    ],
-  });
+  const bytes = { length: rankBytes * names.length };
+  const kv = Uint8Array.from(bytes, (_, at) => (at * 31 + (at >> 9)) % 251);
+  const tokens = Array.from({ length }, (_, at) => at + 1);
+  const { engineId } = metadata;
+  return writeRecording({ ranks: engines, engineId, mode, prompts: [{ tokens, blockIds, kv }] });
 }

@@ -1,6 +1,7 @@
-import { KvError, type KvErrorCode } from "@kv/interface";
+import type { KvErrorCode } from "@kv/interface";
 import { describe, expect, test } from "vitest";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
+import { refused } from "../refused.test-support.js";
 import { planRequest } from "../request/request-plan.js";
 import { sampleRank } from "../sample-pair.test-support.js";
 import { alignRegions, withStageGroups } from "./align-regions.js";
@@ -194,12 +195,7 @@ describe("refuses", () => {
     ],
   ])("%s", (_what, local, remote, code, message) => {
     const attempt = () => alignRegions(local, remote);
-    expect(attempt).toThrow(message);
-    try {
-      attempt();
-    } catch (error) {
-      expect(KvError.is(error) && error.code).toBe(code);
-    }
+    refused(attempt, code, message);
   });
 });
 

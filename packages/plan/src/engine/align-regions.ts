@@ -6,25 +6,22 @@ import {
   SHARED_REGION,
 } from "../geometry/rank-geometry.js";
 
-/** A remote rank with its regions in the order of the local ones. */
 export interface AlignedRank {
-  /** The rank with one region for each of `localRegions`, in that order. */
+  /** One region for each of `localRegions`. */
   readonly geometry: RankGeometry;
-  /** Indices of the local regions that the rank holds. */
+  /** Those that the rank holds. */
   readonly localRegions: readonly number[];
-  /** For each of them, the index in the rank's own list of regions. */
+  /** Index of each in the rank's own list. */
   readonly remoteRegions: readonly number[];
 }
 
 /**
- * Pairs the regions of both sides. Commonly both have the same list. The regions of a pipeline
- * stage are those of its own layers, and are matched by name. A row that packs the pages of several
- * layers becomes a region per page, where the local rank has a region per layer. (vLLM 0.33:
- * `_align_remote_regions_by_layer`, `_split_remote_packed_rows`, and the slices of pipeline
- * stages.)
+ * Pairs the regions of both sides: in order, or by name for pipeline stages. A row that packs
+ * several layers becomes a region per page where the local rank has one per layer. (vLLM 0.33:
+ * `_align_remote_regions_by_layer`, `_split_remote_packed_rows`.)
  *
- * @throws `KV_PLAN_INCOMPATIBLE` with the missing caches, `KV_PLAN_INVALID` for a cache that is in
- * two regions or a page that leaves its row.
+ * @throws `KV_PLAN_INCOMPATIBLE` with the missing caches, `KV_PLAN_INVALID` for a cache in two
+ * regions or a page that leaves its row.
  */
 export function alignRegions(local: RankGeometry, remote: RankGeometry): AlignedRank {
   const [mine, theirs] = [local.packedMembers, remote.packedMembers];
@@ -79,7 +76,7 @@ function byName(
   const missing = local.regions
     .filter((_, index) => !localRegions.includes(index))
     .map(({ name }) => name);
-  // A remote stage has some of the local layers; a remote that is not a stage has all of them.
+  // Only a remote stage may lack some of the local layers.
   if (missing.length > 0 && ((remote.ppSize ?? 1) === 1 || regions.length === 0)) {
     throw incompatible(
       `the remote rank lacks caches of the local one${stages > 1 ? " (matched by name)" : ""}`,
@@ -90,7 +87,6 @@ function byName(
   return { geometry: { ...remote, regions }, localRegions, remoteRegions };
 }
 
-/** A page of each row, as a region of its own. */
 function pageOf(row: RegionGeometry, local: RegionGeometry, member: PackedMember): RegionGeometry {
   const { offsetBytes, lengthBytes } = member;
   if (offsetBytes + lengthBytes > row.blockLengthBytes) {
@@ -103,20 +99,18 @@ function pageOf(row: RegionGeometry, local: RegionGeometry, member: PackedMember
     name: local.name,
     baseAddress: row.baseAddress + offsetBytes,
     blockLengthBytes: lengthBytes,
-    // Several groups may share the row; each page belongs to one group.
+    // Several groups may share the row, but each page has one group.
     groupId: local.groupId,
   };
 }
 
-/** Members in the order of their names. */
 function sorted(members: Readonly<Record<string, PackedMember>>) {
   return Object.entries(members).sort();
 }
 
 /**
- * The local rank with `groupIds` in its regions. A local pipeline stage has only its own layers.
- * Where they are all of one group, only the remote side shows that other groups have regions of
- * their own.
+ * A local stage whose layers are all of one group does not show that other groups have their own
+ * regions; the remote side does.
  */
 export function withStageGroups(
   local: RankGeometry,

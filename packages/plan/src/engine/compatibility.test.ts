@@ -212,3 +212,33 @@ test("vllm#54926: numbers of regions that differ name the regions of one side, s
     /"draft.7" and 4 more: local 1, remote 13$/,
   );
 });
+
+test("H1: a state that does not fit into its region is refused from both sides, whichever rank has it", () => {
+  const rank = (recurrentBytes: number, groupId: number): RankGeometry => {
+    const { regions, ...rest } = sampleRank({ stateSpace: { convBytes: 0, recurrentBytes } });
+    return { ...rest, regions: regions.map((one, at) => ({ ...one, groupId: at * groupId })) };
+  };
+  const why = (local: RankGeometry, remote: RankGeometry) => {
+    try {
+      checkCompatibility({ local, remote, numKvHeads: 4, groups: ["full", "mamba"] });
+    } catch (error) {
+      if (KvError.is(error, "KV_PLAN_INVALID")) return error.message;
+      throw error;
+    }
+    return undefined;
+  };
+  const [fits, large] = [rank(512, 1), rank(513, 1)];
+  expect(why(fits, fits)).toBeUndefined();
+  expect(why(large, fits)).toMatch(/^the local rank, region "layer.1": a state of 0 \+ 513 bytes/);
+  expect(why(fits, large)).toMatch(/^remote rank 0, region "layer.1": a state of 0 \+ 513 bytes/);
+  // Groups that share all regions have their states in each.
+  expect(why(rank(513, 0), rank(513, 0))).toMatch(/region "layer.0": a state/);
+});
+
+test("S4.10: an unknown kind of group is refused with its index", () => {
+  const rank = sampleRank();
+  const groups = ["full", "ring"];
+  expect(() => checkCompatibility({ local: rank, remote: rank, numKvHeads: 4, groups })).toThrow(
+    /group 1: kind "ring" is none of full, mla, swa/,
+  );
+});

@@ -4,12 +4,11 @@ import { incompatible, invalidPlan, unsupported } from "../errors.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
 import { cacheKind } from "../kinds/registry.js";
 import type { AlignedRank } from "./align-regions.js";
-import type { AttentionShape, BlockParts } from "./attention-pieces.js";
-import type { RegionPair } from "./segments.js";
+import type { AttentionShape, BlockParts, RegionPair } from "./pieces.js";
 
 /**
- * Refuses caches and sizes that decode context parallelism cannot serve.
- * @throws `KV_PLAN_UNSUPPORTED`, and `KV_PLAN_INVALID` where DCP groups do not divide an engine.
+ * @throws `KV_PLAN_UNSUPPORTED` for what decode context parallelism cannot serve, `KV_PLAN_INVALID`
+ * where DCP groups do not divide an engine.
  */
 export function assertContextParallelSupported(
   local: RankGeometry,
@@ -18,8 +17,8 @@ export function assertContextParallelSupported(
 ): void {
   const [mine, theirs] = [local.dcpSize ?? 1, remote.dcpSize ?? 1];
   if (mine === 1 && theirs === 1) return;
-  // A DCP group shares the blocks of one KV head. With several heads per rank, other ranks would
-  // have to be read too.
+  // Its ranks share the blocks of one KV head. With several heads, other ranks would have to be
+  // read too.
   if (!isMla) throw unsupported("only MLA caches can be sharded by DCP", mine, theirs);
   for (const [index, kind] of groups.entries()) {
     const { sharding, extent } = cacheKind(kind);
@@ -40,7 +39,7 @@ export function assertContextParallelSupported(
 }
 
 /**
- * Refuses a region that belongs to different groups on the two sides: block ids are given by group.
+ * Block ids are given by group, so a region must have the same group on both sides.
  *
  * @throws `KV_PLAN_UNSUPPORTED`.
  */
@@ -57,10 +56,8 @@ export function requireSameGroups(pairs: readonly RegionPair[]): void {
 }
 
 /**
- * Refuses blocks that do not divide into equal shares on both sides.
- *
- * @throws `KV_PLAN_INVALID` where a block does not divide, `KV_PLAN_INCOMPATIBLE` where the shares
- * differ in bytes.
+ * @throws `KV_PLAN_INVALID` where a block does not divide into equal shares, `KV_PLAN_INCOMPATIBLE`
+ * where the shares differ in bytes.
  */
 export function requireWholeShares(
   pairs: readonly RegionPair[],
@@ -69,43 +66,31 @@ export function requireWholeShares(
   plainTokens: boolean,
 ): void {
   for (const [index, shape] of shapes.entries()) {
-    const region = pairs[index]?.region.name;
-    if (shape === undefined || shape.sharedHeads === 0) continue;
+    if (shape === undefined) continue;
+    const { region, heads: all, stateGroups } = pairs[index] as RegionPair;
     const { local, remote } = shape;
-    const opaque = local.order === "opaque" || remote.order === "opaque";
-    for (const [side, parts] of [
+    const isKnown = local.order !== "opaque" && remote.order !== "opaque" && plainTokens;
+    // Latents with several tokens and pages padded to the size of a state only move whole.
+    const isPage =
+      localParts === 1 && remoteParts === 1 && (all === undefined || stateGroups.length > 0);
+    for (const [{ blockBytes, heads, tokens }, parts] of [
       [local, localParts],
       [remote, remoteParts],
     ] as const) {
-      // A block that is only moved whole needs no cells, and its heads and tokens are as many on
-      // both sides.
-      if (shape.isWhole === true) continue;
-      const cells = side.heads * (opaque || !plainTokens ? 1 : side.tokens);
-      if (side.blockBytes % cells === 0 && side.blockBytes % (side.heads * parts) === 0) continue;
-      // A compressed latent holds several tokens, and the pages of hybrids are padded to the size
-      // of a state: such blocks are only moved whole.
-      const isPage =
-        pairs[index]?.heads === undefined || (pairs[index]?.stateGroups.length ?? 0) > 0;
-      if (isPage && localParts === 1 && remoteParts === 1) continue;
+      const cells = heads * (isKnown ? tokens : 1);
+      const isWhole = blockBytes % cells === 0 && blockBytes % (heads * parts) === 0;
+      if (isWhole || isPage || shape.isWhole === true) continue;
       throw invalidPlan(
-        `region "${region}": a block of ${side.blockBytes} bytes does not divide into ${side.heads} heads of ${side.tokens} tokens`,
-        {
-          region,
-          blockBytes: side.blockBytes,
-          heads: side.heads,
-          tokens: side.tokens,
-          parts,
-        },
+        `region "${region.name}": a block of ${blockBytes} bytes does not divide into ${heads} heads of ${tokens} tokens`,
+        { region: region.name, blockBytes, heads, tokens, parts },
       );
     }
-    const [mine, theirs] = [
-      local.blockBytes / (local.heads * localParts),
-      remote.blockBytes / (remote.heads * remoteParts),
-    ];
+    const mine = local.blockBytes / (local.heads * localParts);
+    const theirs = remote.blockBytes / (remote.heads * remoteParts);
     // vLLM does not compare the pages of hybrids; NIXL then refuses the descriptors.
     if (mine !== theirs) {
       throw incompatible(
-        `region "${region}": blocks do not have as many bytes for each head and part`,
+        `region "${region.name}": blocks do not have as many bytes for each head and part`,
         `${mine} of ${local.blockBytes}`,
         `${theirs} of ${remote.blockBytes}`,
       );
@@ -114,7 +99,7 @@ export function requireWholeShares(
 }
 
 /**
- * Refuses remote ranks of one engine that differ in more than addresses, device and rank number.
+ * Remote ranks of one engine may differ only in addresses, device and rank number.
  *
  * @throws `KV_PLAN_INVALID` with both values.
  */
@@ -140,7 +125,7 @@ export function requireSameEngine(first: RankGeometry, other: RankGeometry): voi
 }
 
 /**
- * Refuses a cache that two pipeline stages hold: it would be moved twice.
+ * A cache on two pipeline stages would be moved twice.
  * @throws `KV_PLAN_INVALID`.
  */
 export function requireOneHolder(
@@ -162,10 +147,8 @@ export function requireOneHolder(
 }
 
 /**
- * The remote ranks by tensor-parallel rank.
- *
- * @throws `KV_PLAN_INCOMPATIBLE` for a rank that the mapping neither reads nor notifies,
- * `KV_PLAN_INVALID` for a rank that is given twice or is missing.
+ * @throws `KV_PLAN_INCOMPATIBLE` for a rank that the mapping does not name, `KV_PLAN_INVALID` for
+ * one that is given twice or is missing.
  */
 export function ranksByNumber(
   remotes: readonly RankGeometry[],

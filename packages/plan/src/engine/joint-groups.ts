@@ -1,34 +1,29 @@
 import { KvError } from "@kv/interface";
 import type { ModelGeometry, RankGeometry } from "../geometry/rank-geometry.js";
-import { cacheKind } from "../kinds/registry.js";
-import type { RequestBlocks } from "../request/request-checks.js";
+import { joinsGroups } from "../kinds/registry.js";
+import type { RequestBlocks } from "../request/request-blocks.js";
 
 /**
- * Two engines that group the layers of a model differently, described in joint groups: one for each
- * pair of a local and a remote group that some region belongs to. Build the plan from `local`,
- * `remotes` and `model`, and give `planRequest` the lists of `blocks`.
+ * Two engines that group a model's layers differently, in joint groups: one for each local and
+ * remote group with a common region. Build the plan from `local`, `remotes` and `model`, and give
+ * `planRequest` the result of `blocks`.
  */
 export interface JointGroups {
-  /** The local rank in joint groups. */
   readonly local: RankGeometry;
-  /** The remote ranks in joint groups. */
   readonly remotes: readonly RankGeometry[];
-  /** The model in joint groups. */
   readonly model: ModelGeometry;
-  /** The local and the remote group of each joint group. */
   readonly pairs: readonly (readonly [local: number, remote: number])[];
   /**
-   * Converts the lists of a request from each side's own groups to joint groups.
+   * Converts a request's lists to joint groups.
    * @throws `KV_BLOCKS_MISMATCH` for the wrong number of lists.
    */
   blocks(blocks: RequestBlocks): RequestBlocks;
 }
 
 /**
- * The joint groups of a pair. Undefined where both sides group their regions alike, and where
- * regions do not identify their groups; in the latter case `buildEngineTransferPlan` refuses the
- * pair. As vLLM 0.33 for pure MLA models (`_block_ids_by_region`), whose groups have no heads to
- * distribute.
+ * Returns the joint groups of a pair, as vLLM 0.33 for pure MLA models (`_block_ids_by_region`).
+ * Undefined where both sides group alike, or regions do not identify their groups;
+ * `buildEngineTransferPlan` refuses the latter.
  */
 export function joinGroups({
   local,
@@ -57,22 +52,19 @@ export function joinGroups({
   if (!areConfined(mine, model.groups.length) || !areConfined([...theirs.values()], remoteGroups))
     return undefined;
 
-  const pairs: [number, number][] = [];
+  const found = new Map<string, readonly [local: number, remote: number]>();
   for (const { name, groupId } of local.regions) {
     const remote = theirs.get(name);
     if (remote === undefined) return undefined;
-    if (!pairs.some(([one, other]) => one === groupId && other === remote))
-      pairs.push([groupId, remote]);
+    found.set(`${groupId} ${remote}`, [groupId, remote]);
   }
-  pairs.sort(([a, b], [c, d]) => a - c || b - d);
-  const jointOf = new Map<string, number>();
-  for (const { name, groupId } of local.regions) {
-    const remote = theirs.get(name);
-    jointOf.set(
+  const pairs = [...found.values()].sort(([a, b], [c, d]) => a - c || b - d);
+  const jointOf = new Map(
+    local.regions.map(({ name, groupId }) => [
       name,
-      pairs.findIndex(([one, other]) => one === groupId && other === remote),
-    );
-  }
+      pairs.findIndex(([one, other]) => one === groupId && other === theirs.get(name)),
+    ]),
+  );
   const regrouped = (
     { groupBlockTokens: tokens, ...rank }: RankGeometry,
     which: 0 | 1,
@@ -98,31 +90,13 @@ export function joinGroups({
         ...given,
         localBlockIds: pairs.map(([group]) => given.localBlockIds[group] as readonly number[]),
         remoteBlockIds: pairs.map(([, group]) => given.remoteBlockIds[group] as readonly number[]),
-        ...(computed === undefined
-          ? {}
-          : { localComputedBlocks: pairs.map(([group]) => computed[group] ?? 0) }),
+        localComputedBlocks: computed && pairs.map(([group]) => computed[group] ?? 0),
       };
     },
   };
 }
 
-/**
- * Whether the two engines may group a model's layers differently: every group holds tokens, and is
- * the same on every rank.
- *
- * @throws `KV_PLAN_INVALID` for an unknown kind.
- */
-export function joinsGroups(groups: ModelGeometry["groups"]): boolean {
-  return groups.every((name) => {
-    const { sharding, extent } = cacheKind(name);
-    return sharding === "replicated" && extent !== "whole";
-  });
-}
-
-/**
- * Whether each group has regions of its own, so that every list of blocks belongs to certain
- * regions.
- */
+/** Whether each list of blocks belongs to regions of its own. */
 function areConfined(groupIds: readonly number[], numGroups: number): boolean {
   return (
     groupIds.every((group) => Number.isSafeInteger(group) && group >= 0) &&

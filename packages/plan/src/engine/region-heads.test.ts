@@ -1,14 +1,8 @@
-import { KvError } from "@kv/interface";
 import { describe, expect, test } from "vitest";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
+import { refused } from "../refused.test-support.js";
 import { sampleRank } from "../sample-pair.test-support.js";
-import {
-  groupsOfRegion,
-  headsInBlock,
-  headsInRegion,
-  kernelTokens,
-  mappingsByHeads,
-} from "./region-heads.js";
+import { groupsOfRegion, headsInBlock, headsInRegion, kernelTokens } from "./region-heads.js";
 
 /** A rank with one region for each change; `at` returns a region. */
 function rankOf(
@@ -99,68 +93,10 @@ describe("tokens in a kernel block of a group", () => {
   });
 
   test("must divide into kernel blocks", () => {
-    expect(() => kernelTokens(rank, 2)).toThrow(/group 2: blocks of 33 tokens .* 2 kernel blocks/);
-    try {
-      kernelTokens(rank, 2);
-    } catch (error) {
-      expect(KvError.is(error) && error.code).toBe("KV_PLAN_INVALID");
-    }
-  });
-});
-
-describe("mappings", () => {
-  test("are computed once per number of heads", () => {
-    const mapping = mappingsByHeads(
-      sampleRank(),
-      sampleRank({ tpSize: 4 }),
-      model(["full", "mamba"]),
+    refused(
+      () => kernelTokens(rank, 2),
+      "KV_PLAN_INVALID",
+      /group 2: blocks of 33 tokens .* 2 kernel blocks/,
     );
-    // Two heads are read from ranks 0 and 2, four heads from all ranks, a latent from rank 0.
-    // States are always split.
-    expect([2, 4, undefined].map((heads) => mapping(heads).sourceRanksPerGroup)).toEqual([
-      [
-        [0, 2],
-        [0, 1, 2, 3],
-      ],
-      [
-        [0, 1, 2, 3],
-        [0, 1, 2, 3],
-      ],
-      [[0], [0, 1, 2, 3]],
-    ]);
-    expect(mapping(2)).toBe(mapping(2));
-    expect(mapping(undefined)).toBe(mapping(undefined));
-  });
-
-  test("latents in several DCP groups are read once", () => {
-    const dealt = mappingsByHeads(
-      sampleRank(),
-      sampleRank({ tpSize: 4, dcpSize: 2 }),
-      model(["mla"]),
-    );
-    expect(dealt(undefined).attentionRanks).toEqual([0, 1]);
-    // With two local ranks, each rank needs both slices.
-    const equal = mappingsByHeads(
-      sampleRank({ tpSize: 2 }),
-      sampleRank({ tpSize: 2, dcpSize: 2 }),
-      model(["mla"]),
-    );
-    expect(equal(undefined)).toMatchObject({ attentionRanks: [0, 1], localConsumers: 2 });
-    // Local slice 3 of 4 lies in remote slice 1 of 2.
-    const finer = mappingsByHeads(
-      sampleRank({ tpSize: 4, tpRank: 3, dcpSize: 4 }),
-      sampleRank({ tpSize: 2, dcpSize: 2 }),
-      model(["mla"]),
-    );
-    expect(finer(undefined)).toMatchObject({ attentionRanks: [1], localConsumers: 2 });
-  });
-
-  test("attention heads are not sharded by DCP", () => {
-    const mapping = mappingsByHeads(
-      sampleRank(),
-      sampleRank({ tpSize: 2, dcpSize: 2 }),
-      model(["full"]),
-    );
-    expect(mapping(1).attentionRanks).toEqual([0]);
   });
 });

@@ -1,19 +1,22 @@
-import { computeTpMapping, type TpMapping } from "@kv/topology";
+import type { KvCacheConfig } from "@kv/interface";
 import { invalidPlan } from "../errors.js";
-import { whyUncut } from "../geometry/cache-format.js";
+import { cacheElementBytes, whyUncut } from "../geometry/block-format.js";
 import {
   type ModelGeometry,
   type RankGeometry,
   type RegionGeometry,
   SHARED_REGION,
 } from "../geometry/rank-geometry.js";
+import type { CacheKind } from "../kinds/cache-kind.js";
 import { cacheKind } from "../kinds/registry.js";
-import { readOneReplica } from "./dcp-replicas.js";
+
+export function kindOf(model: ModelGeometry, group: number): CacheKind {
+  return cacheKind(model.groups[group] ?? "");
+}
 
 /**
- * The groups whose blocks lie in a region. Where all regions name the same group, every group's
- * blocks lie in every region. Otherwise a group's blocks lie in its own regions and in the shared
- * ones.
+ * Where all regions name one group, each holds blocks of every group. Otherwise a group's blocks
+ * lie in its own regions and the shared ones.
  */
 export function groupsOfRegion(
   rank: RankGeometry,
@@ -25,96 +28,81 @@ export function groupsOfRegion(
   return [...model.groups.keys()];
 }
 
-/** By the regions of a rank. Without it, a plan would look at all regions for each region. */
+/** Without it, a plan would look at all regions for each region. */
 const severalGroups = new WeakMap<readonly RegionGeometry[], boolean>();
 
 function namesSeveralGroups(regions: readonly RegionGeometry[]): boolean {
-  let several = severalGroups.get(regions);
-  if (several === undefined) {
-    several = regions.some(({ groupId }) => groupId !== regions[0]?.groupId);
-    severalGroups.set(regions, several);
-  }
+  const several =
+    severalGroups.get(regions) ?? regions.some(({ groupId }) => groupId !== regions[0]?.groupId);
+  severalGroups.set(regions, several);
   return several;
 }
 
-/**
- * KV heads of the whole model that a group has in a region; undefined where every rank holds the
- * same bytes.
- */
-export function headsOfGroup(
+export function attentionGroups(
+  rank: RankGeometry,
   region: RegionGeometry,
+  model: ModelGeometry,
+): readonly number[] {
+  return groupsOfRegion(rank, region, model).filter(
+    (group) => kindOf(model, group).sharding !== "state",
+  );
+}
+
+/** States have their own pieces, and blocks without tokens are never cut. */
+function groupsOfTokens(
+  rank: RankGeometry,
+  region: RegionGeometry,
+  model: ModelGeometry,
+): readonly number[] {
+  return attentionGroups(rank, region, model).filter(
+    (group) => kindOf(model, group).extent !== "whole",
+  );
+}
+
+/** KV heads of the whole model; undefined where every rank holds the same bytes. */
+export function headsOfGroup(
+  { replicated, numKvHeads }: RegionGeometry,
   group: number,
   model: ModelGeometry,
 ): number | undefined {
-  if (region.replicated === true) return undefined;
-  if (region.numKvHeads !== undefined) return region.numKvHeads;
-  if (cacheKind(model.groups[group] ?? "").sharding === "heads")
+  if (replicated === true) return undefined;
+  if (numKvHeads !== undefined) return numKvHeads;
+  if (kindOf(model, group).sharding === "heads")
     return model.groupKvHeads?.[group] ?? model.numKvHeads;
-  return region.replicated === undefined ? undefined : model.numKvHeads;
+  return replicated === undefined ? undefined : model.numKvHeads;
 }
 
-/**
- * KV heads of the whole model in a region: the most of its groups. Undefined where every rank holds
- * the same bytes.
- */
+/** The most of the region's groups. Undefined where every rank holds the same bytes. */
 export function headsInRegion(
   rank: RankGeometry,
   region: RegionGeometry,
   model: ModelGeometry,
 ): number | undefined {
-  const groups = groupsOfRegion(rank, region, model).filter(
-    (group) => cacheKind(model.groups[group] ?? "").sharding !== "state",
-  );
+  const groups = attentionGroups(rank, region, model);
   if (groups.length === 0 && region.replicated !== true)
     return region.numKvHeads ?? model.numKvHeads;
-  const heads = groups
-    .map((group) => headsOfGroup(region, group, model))
-    .filter((each): each is number => each !== undefined);
+  const heads = groups.flatMap((group) => headsOfGroup(region, group, model) ?? []);
   return heads.length === 0 ? undefined : Math.max(...heads);
 }
 
-/**
- * KV heads in a block of a rank, for a number of heads of the model; 1 where every rank holds the
- * same bytes.
- */
+/** 1 where every rank holds the same bytes. */
 export function headsInBlock(rank: RankGeometry, heads: number | undefined): number {
   return heads === undefined ? 1 : Math.max(1, Math.floor(heads / rank.tpSize));
 }
 
-/**
- * Tokens in a kernel block of a group.
- *
- * @throws `KV_PLAN_INVALID` where a logical block does not divide into kernel blocks.
- */
+/** @throws `KV_PLAN_INVALID` where a logical block does not divide into kernel blocks. */
 export function kernelTokens(rank: RankGeometry, group: number): number {
+  const { kernelBlockSize, physicalBlocksPerLogical } = rank;
   const logical = rank.groupBlockTokens?.[group];
-  if (logical === undefined) return rank.kernelBlockSize;
-  if (logical % rank.physicalBlocksPerLogical === 0) return logical / rank.physicalBlocksPerLogical;
+  if (logical === undefined) return kernelBlockSize;
+  if (logical % physicalBlocksPerLogical === 0) return logical / physicalBlocksPerLogical;
   throw invalidPlan(
-    `group ${group}: blocks of ${logical} tokens do not divide into ${rank.physicalBlocksPerLogical} kernel blocks`,
-    { group, logical, physicalBlocksPerLogical: rank.physicalBlocksPerLogical },
+    `group ${group}: blocks of ${logical} tokens do not divide into ${physicalBlocksPerLogical} kernel blocks`,
+    { group, logical, physicalBlocksPerLogical },
   );
 }
 
-/**
- * The groups whose blocks in a region are heads and tokens. States have pieces of their own, and
- * blocks without tokens are never cut.
- */
-export function groupsOfTokens(
-  rank: RankGeometry,
-  region: RegionGeometry,
-  model: ModelGeometry,
-): readonly number[] {
-  return groupsOfRegion(rank, region, model).filter((group) => {
-    const { sharding, extent } = cacheKind(model.groups[group] ?? "");
-    return sharding !== "state" && extent !== "whole";
-  });
-}
-
-/**
- * Why the blocks of a local region and of its remote one cannot be cut by head or by token, as a
- * clause; undefined where they can.
- */
+/** Returns a clause; undefined where blocks can be cut by head or token. */
 export function whyWhole(
   local: RankGeometry,
   remote: RankGeometry,
@@ -126,19 +114,18 @@ export function whyWhole(
   const { cacheDtype = "auto" } = model;
   const reason =
     whyUncut(cacheDtype, local.attentionBackend) ?? whyUncut(cacheDtype, remote.attentionBackend);
-  const { cellBytes, blockLengthBytes } = region;
   if (reason !== undefined) return reason;
-  // The page of a hybrid may be padded to the size of a state.
+  const { cellBytes, blockLengthBytes } = region;
+  // A hybrid's page may be padded to the size of a state.
   const isHybrid = groups.length < groupsOfRegion(local, region, model).length;
   for (const group of groups) {
     const heads = headsInBlock(local, headsOfGroup(region, group, model));
     const tokens = kernelTokens(local, group);
-    if (
-      cellBytes === undefined &&
-      (!isHybrid || heads === 1 || blockLengthBytes % (heads * tokens) === 0)
-    )
-      continue;
-    if (heads * tokens * (cellBytes ?? 0) === blockLengthBytes) continue;
+    const isFull =
+      cellBytes === undefined
+        ? !isHybrid || heads === 1 || blockLengthBytes % (heads * tokens) === 0
+        : heads * tokens * cellBytes === blockLengthBytes;
+    if (isFull) continue;
     const cells = cellBytes === undefined ? "" : ` of ${cellBytes} bytes`;
     return `a block of ${blockLengthBytes} bytes is not ${heads} heads × ${tokens} tokens${cells}: it is padded or packed`;
   }
@@ -146,35 +133,35 @@ export function whyWhole(
 }
 
 /**
- * The mappings of a pair of ranks, by number of KV heads: regions of one model may have different
- * numbers. Each is computed once.
- *
- * @throws `KV_TOPOLOGY_INVALID`, `KV_PLAN_UNSUPPORTED`.
+ * Adds `cellBytes` to regions without: K and V, one of the two or a latent, of the cache's head
+ * size and type. They reveal padded blocks, but where layers differ in head size nothing does, and
+ * `cellBytes` stay absent.
  */
-export function mappingsByHeads(
-  local: RankGeometry,
-  remote: RankGeometry,
+export function withCellBytes(
+  rank: RankGeometry,
   model: ModelGeometry,
-): (heads: number | undefined) => TpMapping {
-  const made = new Map<number | undefined, TpMapping>();
-  const kinds = model.groups.map((kind) =>
-    cacheKind(kind).sharding === "state" ? "mamba" : "full",
-  );
-  return (heads) => {
-    const known = made.get(heads);
-    if (known !== undefined) return known;
-    const mapping = computeTpMapping({
-      tpRank: local.tpRank,
-      tpSize: local.tpSize,
-      remoteTpSize: remote.tpSize,
-      dcpSize: local.dcpSize ?? 1,
-      remoteDcpSize: remote.dcpSize ?? 1,
-      numKvHeads: heads ?? 1,
-      isMla: heads === undefined,
-      groups: kinds,
-    });
-    const read = heads === undefined ? readOneReplica(mapping, local, remote) : mapping;
-    made.set(heads, read);
-    return read;
-  };
+  { headSize, dtype }: Pick<KvCacheConfig, "headSize" | "dtype">,
+): RankGeometry {
+  const element = cacheElementBytes(model.cacheDtype ?? "auto", dtype);
+  if (element === undefined) return rank;
+  const row = headSize * element;
+  const cells = rank.regions.map((region) => cellOf(rank, region, model));
+  const split = new Set(cells.flatMap((cell) => (cell?.isSplit === true ? [cell.bytes] : [])));
+  const regions = rank.regions.map((region, index) => {
+    const cell = cells[index];
+    if (region.cellBytes !== undefined || cell === undefined) return region;
+    if (cell.isSplit && split.size > 1) return region;
+    return { ...region, cellBytes: cell.bytes === row ? row : 2 * row };
+  });
+  return { ...rank, regions };
+}
+
+/** Undefined for a region without tokens, and where groups with unlike blocks share it. */
+function cellOf(rank: RankGeometry, region: RegionGeometry, model: ModelGeometry) {
+  const [found, ...others] = groupsOfTokens(rank, region, model).map((group) => {
+    const heads = headsOfGroup(region, group, model);
+    const cells = headsInBlock(rank, heads) * kernelTokens(rank, group);
+    return { isSplit: heads !== undefined, bytes: region.blockLengthBytes / cells };
+  });
+  return others.some(({ bytes }) => bytes !== found?.bytes) ? undefined : found;
 }

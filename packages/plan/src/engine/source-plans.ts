@@ -5,243 +5,182 @@ import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js"
 import type { SourcePosition } from "../kinds/cache-kind.js";
 import type { AlignedRank } from "./align-regions.js";
 import { indexingOf, type RegionIndexing, type SegmentSide, tableOf } from "./descriptor-tables.js";
-import type { PairContext, RegionPiece } from "./segments.js";
+import type { RegionPair, RegionPiece } from "./pieces.js";
 
 /** One remote rank that is read, with the descriptor tables of its transfers. */
 export interface SourcePlan {
-  /** Tensor-parallel rank. */
   readonly remoteRank: number;
-  /** Pipeline stage of the rank. */
   readonly remotePpRank: number;
-  /** Groups that are read from this rank, ascending. */
   readonly groups: readonly number[];
-  /**
-   * Indices of the segments that are read from this rank, ascending. A pipeline stage holds some of
-   * them.
-   */
+  /** A pipeline stage holds only some. */
   readonly segments: readonly number[];
-  /** One list for each pair of memory types. */
   readonly lists: readonly TransferList[];
-  /** By segment: its place in the remote tables of this rank. */
   readonly remoteIndexing: readonly RegionIndexing[];
-  /** `localListKey` of the first list. Most plans have one key for all sources. */
+  /** `localListKey` of the first list; in most plans all sources have the same. */
   readonly localListKey: string;
-  /** `localTable` of the first list. Built at first use. */
+  /** The first list's table. */
   readonly localTable: DescriptorTable;
-  /** `remoteTable` of the first list. Built at first use. */
+  /** The first list's table. */
   readonly remoteTable: DescriptorTable;
 }
 
-/**
- * Two descriptor tables whose descriptors a transfer pairs by index. Each table lies in one type of
- * memory.
- */
+/** Two descriptor tables that a transfer pairs by index. Each lies in one type of memory. */
 export interface TransferList {
-  /** Memory of the local table. */
   readonly localMemoryType: MemoryType;
-  /** Memory of the remote table. */
   readonly remoteMemoryType: MemoryType;
-  /**
-   * Identifies the content of `localTable` among all plans of one local rank: prepare one list per
-   * key, and share it.
-   */
+  /** Equal keys of one local rank mean equal `localTable`s, so prepare one list per key. */
   readonly localListKey: string;
-  /**
-   * Descriptors of the local rank. Built at first use; the number of rows does not depend on the
-   * number of blocks.
-   */
+  /** Built at first use; rows do not grow with blocks. */
   readonly localTable: DescriptorTable;
-  /** Descriptors of the remote rank. Built at first use. */
+  /** Built at first use. */
   readonly remoteTable: DescriptorTable;
 }
 
 /**
- * Rows of descriptors of one shape: commonly a region. The pieces of a state, and the heads of a
- * region in the direct form, are segments of their own. The position in
- * `EngineTransferPlan.segments` is the order in the tables: attention first, then state.
+ * Descriptors of one shape: usually a region; else a piece of a state, or a head in the form
+ * `direct`. Attention comes first, then state.
  */
 export interface SegmentPlan {
-  /** Index into the regions of the local rank. */
   readonly region: number;
   /** Index into the regions of `EngineTransferPlan.remote`. */
   readonly remoteRegion: number;
-  /**
-   * Name of the piece among those of its region, such as "conv 1", "state" or "head 3"; empty for a
-   * whole region.
-   */
+  /** Such as "conv 1", "state" or "head 3"; empty for a whole region. */
   readonly piece: string;
-  /** Unit in which blocks are counted. A state is never divided, so it counts logical blocks. */
+  /** A state is never divided, so it counts logical blocks. */
   readonly unit: "kernel-block" | "logical-block";
-  /** Descriptors of one local block. */
   readonly localParts: number;
-  /** Descriptors of one remote block. A local and a remote part stand for equally many tokens. */
+  /** Parts of a remote block; a local and a remote part stand for equally many tokens. */
   readonly remoteParts: number;
-  /** Index into the lists of every source. Each pair of memory types has a list. */
+  /** Index into the lists of every source; each pair of memory types has one. */
   readonly list: number;
-  /** Bytes of one descriptor. */
   readonly lengthBytes: number;
 }
 
 const NOWHERE: RegionIndexing = Object.freeze({ offset: 0, count: 0, blockStep: 0, partStep: 0 });
 
-/** The segments of a plan: a segment for each piece, in a list for its pair of memory types. */
-export function segmentPlans(
+export interface SourceStage {
+  readonly ranks: ReadonlyMap<number, RankGeometry>;
+  readonly aligned: AlignedRank;
+}
+
+export interface Sources {
+  readonly segments: readonly SegmentPlan[];
+  readonly sources: readonly SourcePlan[];
+  readonly localIndexing: readonly RegionIndexing[];
+}
+
+/** @throws `KV_PLAN_UNSUPPORTED` for more descriptors than can be indexed, `KV_PLAN_INVALID`. */
+export function sourcePlans(
+  local: RankGeometry,
   pieces: readonly RegionPiece[],
-  stages: readonly AlignedRank[],
-): readonly SegmentPlan[] {
-  const lists = listsOf(pieces);
-  return Object.freeze(
-    pieces.map(({ pair, piece }): SegmentPlan => {
-      const stage = stages.find(({ localRegions }) =>
-        localRegions.includes(pair.index),
-      ) as AlignedRank;
-      return Object.freeze({
-        region: pair.index,
-        remoteRegion: stage.remoteRegions[stage.localRegions.indexOf(pair.index)] as number,
-        piece: piece.name,
-        unit: piece.unit,
-        localParts: piece.localParts,
-        remoteParts: piece.remoteParts,
-        list: lists.findIndex((types) => isOf(types, pair)),
-        lengthBytes: piece.lengthBytes,
-      });
+  stages: readonly SourceStage[],
+): Sources {
+  const types: string[] = [];
+  const segments = pieces.map(({ pair, piece }): SegmentPlan => {
+    const { index: region } = pair;
+    const ofBoth = `${pair.region.memoryType} ${pair.remoteRegion.memoryType}`;
+    if (!types.includes(ofBoth)) types.push(ofBoth);
+    const stage = stages.find(({ aligned }) => aligned.localRegions.includes(region));
+    const { localRegions, remoteRegions } = (stage as SourceStage).aligned;
+    return Object.freeze({
+      region,
+      remoteRegion: remoteRegions[localRegions.indexOf(region)] as number,
+      piece: piece.name,
+      unit: piece.unit,
+      localParts: piece.localParts,
+      remoteParts: piece.remoteParts,
+      list: types.indexOf(ofBoth),
+      lengthBytes: piece.lengthBytes,
+    });
+  });
+  const ranks = [...new Set(pieces.flatMap((piece) => piece.ranks))].sort((a, b) => a - b);
+  const sources = stages.flatMap((stage) =>
+    ranks.flatMap((tpRank) => {
+      const remote = stage.ranks.get(tpRank);
+      if (remote === undefined) return [];
+      return [sourcePlan(local, remote, { pieces, segments }, stage.aligned.localRegions)];
     }),
   );
+  const sides = sidesOf(pieces, "local", { tpRank: local.tpRank, stateIndex: 0 }, mine);
+  return {
+    segments: Object.freeze(segments),
+    sources: Object.freeze(sources),
+    localIndexing: indexAll(local, segments, sides),
+  };
 }
 
-type MemoryTypes = readonly [local: MemoryType, remote: MemoryType];
+/** Undefined where the rank does not hold the region. */
+type Sides = readonly (SegmentSide | undefined)[];
 
-function isOf(
-  [local, remote]: MemoryTypes,
-  { region, remoteRegion }: RegionPiece["pair"],
-): boolean {
-  return region.memoryType === local && remoteRegion.memoryType === remote;
+const mine = ({ region }: RegionPair) => region;
+
+function sidesOf(
+  pieces: readonly RegionPiece[],
+  which: "local" | "remote",
+  position: SourcePosition,
+  regionOf: (pair: RegionPair) => RegionGeometry | undefined,
+): Sides {
+  return pieces.map(({ pair, piece }): SegmentSide | undefined => {
+    const region = regionOf(pair);
+    const { unit, lengthBytes } = piece;
+    const parts = which === "local" ? piece.localParts : piece.remoteParts;
+    return region && { region, unit, lengthBytes, parts, place: piece[which](position) };
+  });
 }
 
-function listsOf(pieces: readonly RegionPiece[]): readonly MemoryTypes[] {
-  const lists: MemoryTypes[] = [];
-  for (const { pair } of pieces) {
-    if (!lists.some((types) => isOf(types, pair)))
-      lists.push([pair.region.memoryType, pair.remoteRegion.memoryType]);
-  }
-  return lists;
-}
-
-/** Input of `sourcePlans`. */
-export interface SourcesOptions {
-  readonly context: PairContext;
-  readonly pieces: readonly RegionPiece[];
-  readonly segments: readonly SegmentPlan[];
-  readonly stages: readonly {
-    readonly ranks: ReadonlyMap<number, RankGeometry>;
-    readonly aligned: AlignedRank;
-  }[];
-}
-
-/**
- * The remote ranks that are read, with their tables. Local indices are the same for all of them.
- *
- * @throws `KV_PLAN_UNSUPPORTED` for more descriptors than can be indexed, `KV_PLAN_INVALID`.
- */
-export function sourcePlans(options: SourcesOptions): {
-  readonly plans: readonly SourcePlan[];
-  readonly localIndexing: readonly RegionIndexing[];
-} {
-  const { context, pieces, stages } = options;
-  const { local } = context;
-  const localIndexing = indexAll(
-    options,
-    local,
-    [...pieces.keys()],
-    ({ pair }) => pair.region,
-    "localParts",
-  );
-  const plans: SourcePlan[] = [];
-  for (const { ranks, aligned } of stages) {
-    const here = [...pieces.keys()].filter((index) =>
-      aligned.localRegions.includes((pieces[index] as RegionPiece).pair.index),
-    );
-    for (const tpRank of sourceRanks(pieces)) {
-      const remote = ranks.get(tpRank);
-      if (remote === undefined) continue;
-      const moved = here.filter((index) => (pieces[index] as RegionPiece).ranks.includes(tpRank));
-      plans.push(sourcePlan({ ...options, remote, aligned, here, moved }));
-    }
-  }
-  return { plans: Object.freeze(plans), localIndexing };
-}
-
-function sourceRanks(pieces: readonly RegionPiece[]): readonly number[] {
-  return [...new Set(pieces.flatMap(({ ranks }) => ranks))].sort((one, other) => one - other);
-}
-
-interface SourceOptions extends SourcesOptions {
-  readonly remote: RankGeometry;
-  readonly aligned: AlignedRank;
-  /** Pieces in the regions of the stage: they have rows in the tables. */
-  readonly here: readonly number[];
-  /** Pieces of `here` that are read from this rank. */
-  readonly moved: readonly number[];
-}
-
-function sourcePlan(options: SourceOptions): SourcePlan {
-  const { context, pieces, remote, aligned, here, moved } = options;
-  const remoteRegion = ({ pair }: RegionPiece) =>
-    remote.regions[aligned.localRegions.indexOf(pair.index)] as RegionGeometry;
-  const { tpRank, tpSize } = context.local;
-  // The order is that of the pieces of state that the ranks fill.
+function sourcePlan(
+  local: RankGeometry,
+  remote: RankGeometry,
+  { pieces, segments }: { pieces: readonly RegionPiece[]; segments: readonly SegmentPlan[] },
+  localRegions: readonly number[],
+): SourcePlan {
+  const { tpRank, tpSize } = local;
+  // In the order of the pieces of state that the ranks fill.
   const states = targetRemoteRanks({ tpRank, tpSize, remoteTpSize: remote.tpSize });
-  const position: SourcePosition = {
+  const position = {
     tpRank: remote.tpRank,
     stateIndex: Math.max(0, states.indexOf(remote.tpRank)),
   };
-  const side = (which: "local" | "remote", index: number): SegmentSide => {
-    const one = pieces[index] as RegionPiece;
-    const { unit, lengthBytes } = one.piece;
-    return {
-      region: which === "local" ? one.pair.region : remoteRegion(one),
-      unit,
-      lengthBytes,
-      parts: which === "local" ? one.piece.localParts : one.piece.remoteParts,
-      place: one.piece[which](position),
-    };
-  };
-  const lists = listsOf(pieces).map((types, list): TransferList => {
-    const inList = (indices: readonly number[]) =>
-      indices.filter((index) => isOf(types, (pieces[index] as RegionPiece).pair));
-    const mine = inList([...pieces.keys()]);
-    const theirs = inList(here);
+  const locals = sidesOf(pieces, "local", position, mine);
+  const remotes = sidesOf(
+    pieces,
+    "remote",
+    position,
+    ({ index }) => remote.regions[localRegions.indexOf(index)],
+  );
+  const moved = [...pieces.entries()].flatMap(([index, { ranks }]) =>
+    remotes[index] !== undefined && ranks.includes(remote.tpRank) ? [index] : [],
+  );
+  const groups = new Set(moved.flatMap((index) => pieces[index]?.groups ?? []));
+  const lists = [...new Set(segments.map(({ list }) => list))].map((list): TransferList => {
+    const inList = (sides: Sides) =>
+      sides.flatMap((side, index) => (segments[index]?.list === list ? (side ?? []) : []));
+    const [ours, theirs] = [inList(locals), inList(remotes)];
+    const { pair } = pieces[segments.findIndex((one) => one.list === list)] as RegionPiece;
     let localTable: DescriptorTable | undefined;
     let remoteTable: DescriptorTable | undefined;
     return Object.freeze({
-      localMemoryType: types[0],
-      remoteMemoryType: types[1],
-      localListKey: listKey(context.local, mine, (index) => side("local", index), list),
+      localMemoryType: pair.region.memoryType,
+      remoteMemoryType: pair.remoteRegion.memoryType,
+      localListKey: listKey(local, ours, list),
       get localTable() {
-        localTable ??= tableOf(
-          context.local,
-          mine.map((index) => side("local", index)),
-        );
+        localTable ??= tableOf(local, ours);
         return localTable;
       },
       get remoteTable() {
-        remoteTable ??= tableOf(
-          remote,
-          theirs.map((index) => side("remote", index)),
-        );
+        remoteTable ??= tableOf(remote, theirs);
         return remoteTable;
       },
     });
   });
   const [first] = lists as [TransferList];
-  const groups = new Set(moved.flatMap((index) => (pieces[index] as RegionPiece).groups));
   return Object.freeze({
     remoteRank: remote.tpRank,
     remotePpRank: remote.ppRank ?? 0,
     groups: Object.freeze([...groups].sort((one, other) => one - other)),
     segments: Object.freeze(moved),
     lists: Object.freeze(lists),
-    remoteIndexing: indexAll(options, remote, here, remoteRegion, "remoteParts"),
+    remoteIndexing: indexAll(remote, segments, remotes),
     localListKey: first.localListKey,
     get localTable() {
       return first.localTable;
@@ -252,65 +191,45 @@ function sourcePlan(options: SourceOptions): SourcePlan {
   });
 }
 
-/**
- * The places of segments within their lists; `NOWHERE` for segments that the rank does not hold.
- */
 function indexAll(
-  { pieces, segments }: SourcesOptions,
   rank: RankGeometry,
-  here: readonly number[],
-  regionOf: (piece: RegionPiece) => RegionGeometry,
-  parts: "localParts" | "remoteParts",
+  segments: readonly SegmentPlan[],
+  sides: Sides,
 ): readonly RegionIndexing[] {
   const next: number[] = [];
-  const present = new Set(here);
   return Object.freeze(
-    pieces.map((one, index) => {
-      if (!present.has(index)) return NOWHERE;
+    sides.map((side, index) => {
+      if (side === undefined) return NOWHERE;
       const { list } = segments[index] as SegmentPlan;
-      const { unit, lengthBytes } = one.piece;
-      const place = one.piece[parts === "localParts" ? "local" : "remote"]({
-        tpRank: rank.tpRank,
-        stateIndex: 0,
-      });
-      const side = { region: regionOf(one), unit, lengthBytes, parts: one.piece[parts], place };
       const indexing = indexingOf(rank, side, next[list] ?? 0);
-      next[list] = indexing.offset + indexing.count;
-      requireIndexable(rank, next[list]);
+      const descriptors = indexing.offset + indexing.count;
+      if (descriptors > MAX_DESCRIPTORS) {
+        throw new KvError(
+          "KV_PLAN_UNSUPPORTED",
+          `rank ${rank.tpRank}: ${descriptors} descriptors in one list, at most ${MAX_DESCRIPTORS} can be indexed`,
+          {
+            hint: "use equal block sizes and one layout on both sides: blocks need not be cut then",
+            details: { tpRank: rank.tpRank, descriptors },
+          },
+        );
+      }
+      next[list] = descriptors;
       return indexing;
     }),
   );
 }
 
-function requireIndexable(rank: RankGeometry, descriptors: number): void {
-  if (descriptors <= MAX_DESCRIPTORS) return;
-  throw new KvError(
-    "KV_PLAN_UNSUPPORTED",
-    `rank ${rank.tpRank}: ${descriptors} descriptors in one list, at most ${MAX_DESCRIPTORS} can be indexed`,
-    {
-      hint: "use equal block sizes and one layout on both sides: blocks need not be cut then",
-      details: { tpRank: rank.tpRank, descriptors },
-    },
-  );
-}
-
-/** A key of the local table among plans of one local rank: equal keys mean equal tables. */
-function listKey(
-  local: RankGeometry,
-  indices: readonly number[],
-  sideOf: (index: number) => SegmentSide,
-  list: number,
-): string {
-  const shapes: string[] = [];
+/** Equal keys of one local rank mean equal tables. */
+function listKey(local: RankGeometry, sides: readonly SegmentSide[], list: number): string {
   const perRegion = new Map<number, string[]>();
-  for (const index of indices) {
-    const { region, unit, parts, lengthBytes, place } = sideOf(index);
-    const { offsetBytes, partStrideBytes } = place;
+  for (const { region, unit, parts, lengthBytes, place } of sides) {
     const at = local.regions.indexOf(region);
-    const share = unit === "logical-block" ? "state " : "";
-    const said = `${share}${lengthBytes}@${offsetBytes}${parts === 1 ? "" : `/${parts}*${partStrideBytes}`}`;
+    const state = unit === "logical-block" ? "state " : "";
+    const steps = parts === 1 ? "" : `/${parts}*${place.partStrideBytes}`;
+    const said = `${state}${lengthBytes}@${place.offsetBytes}${steps}`;
     perRegion.set(at, [...(perRegion.get(at) ?? []), said]);
   }
+  const shapes: string[] = [];
   const sequence = [...perRegion].map(([region, pieces]) => {
     const shape = pieces.join(" ");
     if (!shapes.includes(shape)) shapes.push(shape);

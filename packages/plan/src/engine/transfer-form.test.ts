@@ -1,6 +1,6 @@
-import { KvError } from "@kv/interface";
 import { describe, expect, test } from "vitest";
-import type { AttentionShape, AttentionSide } from "./attention-pieces.js";
+import { refused } from "../refused.test-support.js";
+import type { AttentionShape, AttentionSide } from "./pieces.js";
 import { chooseForm, type FormQuestion } from "./transfer-form.js";
 
 interface Side extends Partial<AttentionSide> {
@@ -36,7 +36,7 @@ const OF_TWO = { localParts: 1, remoteParts: 2 };
 const question = (change: Partial<FormQuestion> = {}): FormQuestion => ({
   shapes: [HEADS],
   parts: HALVES,
-  kernelTokens: { local: 4, remote: 2 },
+  tokens: { localParts: 4, remoteParts: 2 },
   plainTokens: true,
   turnsHeads: false,
   canPass: true,
@@ -48,7 +48,7 @@ const turned = (change: Partial<FormQuestion> = {}): FormQuestion =>
   question({
     shapes: [shape(NHD)],
     parts: WHOLE,
-    kernelTokens: { local: 4, remote: 4 },
+    tokens: { localParts: 4, remoteParts: 4 },
     ...change,
   });
 
@@ -61,6 +61,12 @@ describe("a copy", () => {
       { shapes: [shape(OPAQUE, OPAQUE)], parts: WHOLE, plainTokens: false, canPass: false },
     ],
     ["when parts have one head", { shapes: [shape({ heads: 1 }, { heads: 1, tokens: 2 })] }],
+    [
+      "of one head in other orders",
+      { shapes: [shape({ heads: 1 }, { heads: 1, ...NHD })], parts: WHOLE },
+    ],
+    ["of a share of head-major blocks", { shapes: [shape({ heads: 1 })], parts: WHOLE }],
+    ["of all heads of tokens", { shapes: [shape(NHD, { ...NHD, tokens: 2 })] }],
   ])("%s", (_what, change) => {
     const { parts } = question(change);
     expect(chooseForm(question(change))).toMatchObject({
@@ -129,7 +135,7 @@ describe("a pass cannot", () => {
       question({
         shapes: [shape({}, { tokens: 8 })],
         parts: OF_TWO,
-        kernelTokens: { local: 4, remote: 8 },
+        tokens: { localParts: 4, remoteParts: 8 },
       }),
       /not parts of the local ones/,
     ],
@@ -243,11 +249,6 @@ describe("neither form can", () => {
       /pass cannot, for a block of 66 bytes .* descriptors cannot, for a block of 66 bytes/,
     ],
   ])("%s", (_what, asked, message) => {
-    expect(() => chooseForm(asked)).toThrow(message);
-    try {
-      chooseForm(asked);
-    } catch (error) {
-      expect(KvError.is(error) && error.code).toBe("KV_PLAN_UNSUPPORTED");
-    }
+    refused(() => chooseForm(asked), "KV_PLAN_UNSUPPORTED", message);
   });
 });

@@ -8,67 +8,43 @@ import {
   isPlainCopy,
   isTokenByToken,
   partsOfShape,
-} from "./attention-pieces.js";
+  type TransferForm,
+} from "./pieces.js";
 
-/**
- * How bytes get into the order of the local cache. `copy`: every descriptor's bytes land in their
- * final place. `permute`: the remote's smaller blocks land one after another within the local
- * block, and the receive pass puts heads and tokens in order. `direct`: block sizes or orders
- * differ, and blocks are cut into pieces that land in their final place, without a pass.
- */
-export type TransferForm = "copy" | "permute" | "direct";
-
-/** The chosen form, and the cuts of blocks in it. */
 export interface FormChoice extends Cuts {
   readonly form: TransferForm;
   readonly reason: string;
 }
 
-/** The facts that decide on a form. */
 export interface FormQuestion {
   readonly shapes: readonly AttentionShape[];
   readonly parts: BlockParts;
-  readonly kernelTokens: { readonly local: number; readonly remote: number };
+  /** The parts of kernel blocks that are cut token by token. */
+  readonly tokens: BlockParts;
   readonly plainTokens: boolean;
-  /**
-   * The pair has the conversion "hnd-to-nhd": head-major blocks become token-major ones after a
-   * receive.
-   */
   readonly turnsHeads: boolean;
   readonly canPass: boolean;
   readonly wanted: "permute" | "direct" | undefined;
 }
 
 /**
- * Chooses the form. `copy` where bytes already lie in one order; else `permute` or `direct`, by
- * what the pair supports, and by the number of descriptors where it supports both.
+ * Chooses `copy` where orders agree; else `permute` or `direct`, by what the pair supports, then by
+ * descriptors.
  * @throws `KV_PLAN_UNSUPPORTED` with the reasons that exclude both forms.
  */
 export function chooseForm(question: FormQuestion): FormChoice {
-  const { shapes, parts, wanted } = question;
+  const { shapes, parts, wanted, tokens } = question;
   const turned = shapes.filter((shape) => !isPlainCopy(shape, parts));
+  const coarse: Cuts = { parts, tokenByToken: false };
   if (turned.length === 0) {
-    return {
-      form: "copy",
-      parts,
-      tokenByToken: false,
-      reason: "the bytes of a block have the same order on both sides",
-    };
+    const reason = "the bytes of a block have the same order on both sides";
+    return { form: "copy", ...coarse, reason };
   }
   const noPass = whyNoPass(turned, question);
   const noDirect = whyNotDirect(turned, question);
-  const coarse: Cuts = { parts, tokenByToken: false };
-  const fine: Cuts = turned.some(isTokenByToken)
-    ? {
-        parts: {
-          localParts: question.kernelTokens.local,
-          remoteParts: question.kernelTokens.remote,
-        },
-        tokenByToken: true,
-      }
-    : coarse;
-  const permute = { form: "permute", ...coarse } as const;
-  const direct = { form: "direct", ...fine } as const;
+  const fine = turned.some(isTokenByToken) ? { parts: tokens, tokenByToken: true } : coarse;
+  const permute = (reason: string): FormChoice => ({ form: "permute", ...coarse, reason });
+  const direct = (reason: string): FormChoice => ({ form: "direct", ...fine, reason });
   if (noPass !== undefined && (noDirect !== undefined || wanted === "permute")) {
     const [one] = turned as [AttentionShape];
     throw unsupported(
@@ -79,27 +55,20 @@ export function chooseForm(question: FormQuestion): FormChoice {
       "use equal block sizes and one layout on both sides, or stage the cache through host memory",
     );
   }
-  if (wanted === "permute") return { ...permute, reason: "asked for" };
-  if (wanted === "direct" && noDirect === undefined) return { ...direct, reason: "asked for" };
-  if (noPass !== undefined) return { ...direct, reason: noPass };
-  if (noDirect !== undefined) return { ...permute, reason: noDirect };
-  // Permute is the form of vLLM. The chosen form never has more descriptors.
-  const [inPlace, passed] = [
-    descriptorsOf(turned, fine, true),
-    descriptorsOf(turned, coarse, false),
-  ];
+  if (wanted === "permute") return permute("asked for");
+  if (wanted === "direct" && noDirect === undefined) return direct("asked for");
+  if (noPass !== undefined) return direct(noPass);
+  if (noDirect !== undefined) return permute(noDirect);
+  // vLLM permutes. The chosen form never has more descriptors.
+  const inPlace = descriptorsOf(turned, fine, true);
+  const passed = descriptorsOf(turned, coarse, false);
   return inPlace <= passed
-    ? {
-        ...direct,
-        reason: `pieces land in place, in no more descriptors than with a pass (${inPlace} of a block)`,
-      }
-    : {
-        ...permute,
-        reason: `descriptors of a block: ${passed} and a pass, or ${inPlace} that land in place`,
-      };
+    ? direct(
+        `pieces land in place, in no more descriptors than with a pass (${inPlace} of a block)`,
+      )
+    : permute(`descriptors of a block: ${passed} and a pass, or ${inPlace} that land in place`);
 }
 
-/** Descriptors of a local kernel block over all regions. */
 function descriptorsOf(shapes: readonly AttentionShape[], cuts: Cuts, direct: boolean): number {
   return shapes.reduce((sum, shape) => {
     const parts = partsOfShape(cuts, shape);
@@ -138,7 +107,7 @@ function whyNotDirect(
   return whyNoCells(shapes.flatMap(({ local, remote }) => [local, remote]));
 }
 
-/** The pages of hybrids may be padded; then the places of their heads and tokens are unknown. */
+/** A hybrid's page may be padded, which hides the places of heads and tokens. */
 function whyNoCells(sides: readonly AttentionSide[]): string | undefined {
   const odd = sides.find(({ blockBytes, heads, tokens }) => blockBytes % (heads * tokens) !== 0);
   if (odd === undefined) return undefined;

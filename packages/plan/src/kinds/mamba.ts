@@ -4,10 +4,10 @@ import type { RankGeometry, StateSpaceGeometry } from "../geometry/rank-geometry
 import type { CacheKind, Piece, PieceContext } from "./cache-kind.js";
 
 /**
- * State-space layers. A block holds the convolution state, its projections one after another, then
- * the recurrent state. Each of these is split evenly over the ranks, so each is a piece. Blocks are
- * logical ones, and are never cut along tokens. (vLLM 0.33, `_build_mamba_local`,
- * `_build_mamba_remote`; its layout "DS", with channels outside.)
+ * A block of a state-space layer holds the projections of the convolution state, then the recurrent
+ * state. Each is split evenly over the ranks, so each is a piece; logical blocks are never cut
+ * along tokens. (vLLM 0.33, `_build_mamba_local`, `_build_mamba_remote`; its layout "DS", with
+ * channels outside.)
  */
 export const mamba: CacheKind = { name: "mamba", sharding: "state", extent: "state", pieces };
 
@@ -17,8 +17,7 @@ function pieces({ local, remote }: PieceContext): readonly Piece[] {
     stateOf(remote, `remote rank ${remote.tpRank}`),
   ];
   const ratio = tpRatio(local.tpSize, remote.tpSize);
-  // A local byte stands for `times / shares` remote bytes. Where the remote has more ranks, each of
-  // them fills a share.
+  // A local byte stands for `times / shares` remote bytes. More remote ranks each fill a share.
   const [times, shares] = ratio > 0 ? [ratio, 1] : [1, -ratio];
   requireScaled("convolution states", mine.convBytes, theirs.convBytes, times, shares);
   requireScaled("recurrent states", mine.recurrentBytes, theirs.recurrentBytes, times, shares);
@@ -88,9 +87,8 @@ function requireScaled(
 }
 
 /**
- * Refuses a rank whose states do not fit into a logical block of the given regions.
- * `buildEngineTransferPlan` does not check it, as vLLM does not: call this for the geometry of a
- * peer first. `side` is the subject of the message.
+ * Refuses a rank whose states do not fit into a logical block of the given regions (vLLM does not
+ * check it). `side` is the subject of the message.
  *
  * @throws `KV_PLAN_INVALID`.
  */

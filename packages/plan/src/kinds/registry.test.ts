@@ -1,13 +1,16 @@
-import { KvError } from "@kv/interface";
 import { expect, test } from "vitest";
+import { refused } from "../refused.test-support.js";
 import type { CacheKind } from "./cache-kind.js";
 import { cacheKind, cacheKindNames, registerCacheKind } from "./registry.js";
 
 test("each kind name gives its sharding and the extent of its block list", () => {
-  const said = cacheKindNames().map((name) => {
-    const { sharding, extent, pieces } = cacheKind(name);
-    return [name, sharding, extent, pieces !== undefined];
-  });
+  // Tests of other files in this process may have registered kinds behind them.
+  const said = cacheKindNames()
+    .slice(0, 6)
+    .map((name) => {
+      const { sharding, extent, pieces } = cacheKind(name);
+      return [name, sharding, extent, pieces !== undefined];
+    });
   expect(said).toEqual([
     ["full", "heads", "sequence", false],
     ["mla", "replicated", "sequence", false],
@@ -19,14 +22,12 @@ test("each kind name gives its sharding and the extent of its block list", () =>
 });
 
 test("refuses an unknown kind", () => {
-  expect(() => cacheKind("linear")).toThrow(
+  refused(
+    () => cacheKind("linear"),
+    "KV_PLAN_INVALID",
     /"linear" is none of full, mla, swa, swa-mla, mamba, circular/,
   );
-  try {
-    cacheKind("");
-  } catch (error) {
-    expect(KvError.is(error) && error.code).toBe("KV_PLAN_INVALID");
-  }
+  refused(() => cacheKind(""), "KV_PLAN_INVALID", /"" is none of full/);
 });
 
 test("a kind of another package is known after its registration, which may be repeated", () => {
@@ -53,14 +54,5 @@ test.each<[string, object, RegExp]>([
   ["a state without pieces", { sharding: "state" }, /a state needs pieces/],
 ])("refuses to register %s", (_what, change, message) => {
   const kind = { name: "bad", sharding: "heads", extent: "sequence", ...change } as CacheKind;
-  refused(() => registerCacheKind(kind), message);
+  refused(() => registerCacheKind(kind), "KV_PLAN_INVALID", message);
 });
-
-function refused(attempt: () => unknown, message: RegExp) {
-  expect(attempt).toThrow(message);
-  try {
-    attempt();
-  } catch (error) {
-    expect(KvError.is(error, "KV_PLAN_INVALID")).toBe(true);
-  }
-}

@@ -1,3 +1,4 @@
+import type { KvCacheKind } from "@kv/interface";
 import { invalidPlan } from "../errors.js";
 import type { CacheKind } from "./cache-kind.js";
 import { mamba } from "./mamba.js";
@@ -5,35 +6,29 @@ import { mamba } from "./mamba.js";
 const SHARDINGS: readonly CacheKind["sharding"][] = ["heads", "replicated", "state"];
 const EXTENTS: readonly CacheKind["extent"][] = ["sequence", "window", "state", "whole"];
 
-/**
- * The kinds of KV cache that plans know. Only a kind whose blocks are not heads and tokens has a
- * file of its own.
- */
+/** Only a kind whose blocks are not heads and tokens has its own file. */
 const KINDS: readonly CacheKind[] = [
-  // Dense attention, GQA included: K and V of each head and token, for the whole sequence.
+  // Dense attention, GQA included.
   { name: "full", sharding: "heads", extent: "sequence" },
-  // One latent vector per token, the same on every rank. The indexer keys of sparse MLA are of this
-  // kind too, in regions of their own.
+  // One latent vector per token; also the indexer keys of sparse MLA, in regions of their own.
   { name: "mla", sharding: "replicated", extent: "sequence" },
-  // Sliding-window attention: as dense attention, but only the end of the sequence is kept and
-  // moved.
+  // Sliding-window attention: only the end of the sequence is kept and moved.
   { name: "swa", sharding: "heads", extent: "window" },
   // MLA with a sliding window (vLLM 0.33: `SlidingWindowMLASpec`).
   { name: "swa-mla", sharding: "replicated", extent: "window" },
   mamba,
-  // Circular scratch, the buffer of a compressor (vLLM 0.33: `CircularBufferSpec`): blocks that
-  // stand for no fixed tokens, in regions of their own. They are moved whole and never zeroed.
+  // A compressor's circular buffer (vLLM 0.33: `CircularBufferSpec`), without fixed tokens: blocks
+  // move whole and are never zeroed.
   { name: "circular", sharding: "replicated", extent: "whole" },
 ];
 
 const BY_NAME = new Map<string, CacheKind>(KINDS.map((kind) => [kind.name, kind]));
 
 /**
- * Adds a kind of cache of another package to the plans of this process. Registering the same object
- * again changes nothing. A proof of its plans needs `registerCacheSemantics` of `@kv/plan/prove` as
- * well.
+ * Adds a kind of cache for plans of this process; the same object again changes nothing. Proofs
+ * also need `registerCacheSemantics` of `@kv/plan/prove`.
  *
- * @throws `KV_PLAN_INVALID` for a name that is taken, and for a kind that is not valid.
+ * @throws `KV_PLAN_INVALID` for a taken name or an invalid kind.
  */
 export function registerCacheKind(kind: CacheKind): void {
   const { name, sharding, extent } = kind;
@@ -51,7 +46,7 @@ export function registerCacheKind(kind: CacheKind): void {
 }
 
 /**
- * The kind with this name.
+ * Returns the kind with this name.
  *
  * @throws `KV_PLAN_INVALID` for an unknown name.
  */
@@ -61,7 +56,19 @@ export function cacheKind(name: string): CacheKind {
   throw invalidPlan(`the model: group kind "${name}" is none of ${cacheKindNames().join(", ")}`);
 }
 
-/** The names of all kinds: the values that `ModelGeometry.groups` may hold. */
 export function cacheKindNames(): readonly string[] {
   return [...BY_NAME.keys()];
+}
+
+/**
+ * Whether two engines may group a model's layers differently: every group holds tokens, equal on
+ * every rank.
+ *
+ * @throws `KV_PLAN_INVALID` for an unknown kind.
+ */
+export function joinsGroups(groups: readonly KvCacheKind[]): boolean {
+  return groups.every((name) => {
+    const { sharding, extent } = cacheKind(name);
+    return sharding === "replicated" && extent !== "whole";
+  });
 }

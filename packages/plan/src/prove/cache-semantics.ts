@@ -3,16 +3,15 @@ import { invalidPlan } from "../errors.js";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 
 /**
- * The semantics of a kind of cache that a proof needs: how ranks share it, and the part of a
- * sequence that its lists of blocks hold. Defined here a second time, independent of the planner's
- * kinds: a proof that asks the planner proves nothing.
+ * What a proof knows of a kind of cache: how ranks share it, and what its lists of blocks hold. A
+ * proof that asked the planner would prove nothing.
  */
 export interface CacheSemantics {
   /** `heads`: by KV head. `replicated`: the same on every rank. `state`: cut evenly. */
   readonly sharing: "heads" | "replicated" | "state";
   /**
-   * `sequence`: from the first token on. `window`: up to the last token. `last`: blocks without
-   * tokens; both lists end together.
+   * `sequence`: from the first token. `window`: up to the last token. `last`: no tokens; both lists
+   * end together.
    */
   readonly lists: "sequence" | "window" | "last";
 }
@@ -27,8 +26,8 @@ const KINDS = new Map<string, CacheSemantics>([
 ]);
 
 /**
- * Tells proofs in this process what a kind of another package holds. Its plans cannot be proven
- * before. Write it from what the kind is, not from the planner's definition.
+ * Tells proofs in this process what a kind of another package holds, so that its plans can be
+ * proven. Write it from the kind itself, not from the planner's definition.
  * @throws `KV_PLAN_INVALID` for a name with other semantics.
  */
 export function registerCacheSemantics(kind: string, semantics: CacheSemantics): void {
@@ -44,23 +43,18 @@ export function registerCacheSemantics(kind: string, semantics: CacheSemantics):
   KINDS.set(kind, semantics);
 }
 
-/** The semantics of a kind; undefined for an unknown kind, whose plans cannot be proven. */
+/** Undefined for an unknown kind, whose plans cannot be proven. */
 export function cacheSemantics(kind: KvCacheKind): CacheSemantics | undefined {
   return KINDS.get(kind);
 }
 
 /** Consecutive KV heads of the model. */
 export interface HeadRange {
-  /** The first head. */
   readonly begin: number;
-  /** The number of heads. */
   readonly size: number;
 }
 
-/**
- * KV heads of a rank: equal shares, or one head for several neighbouring ranks where there are more
- * ranks than heads.
- */
+/** Neighbouring ranks share a head where ranks outnumber heads. */
 function headsOfRank(rank: RankGeometry, numKvHeads: number): HeadRange {
   const share = numKvHeads / rank.tpSize;
   return share >= 1
@@ -69,8 +63,8 @@ function headsOfRank(rank: RankGeometry, numKvHeads: number): HeadRange {
 }
 
 /**
- * KV heads of a group's blocks in one region of a rank; head 0 alone where every rank holds the
- * same bytes.
+ * Returns the KV heads of a group's blocks in a region; head 0 where every rank holds the same
+ * bytes.
  */
 export function headsInRegion(
   rank: RankGeometry,
@@ -85,10 +79,7 @@ export function headsInRegion(
   return headsOfRank(rank, region.numKvHeads ?? model.groupKvHeads?.[group] ?? model.numKvHeads);
 }
 
-/**
- * Tokens in a kernel block of a group. Where a rank has no `groupBlockTokens`, the other side's
- * give the ratio.
- */
+/** Without `groupBlockTokens` of its own, a rank has the other side's ratio. */
 export function tokensInBlock(rank: RankGeometry, group: number, other: RankGeometry): number {
   const own = rank.groupBlockTokens?.[group];
   if (own !== undefined) return own / rank.physicalBlocksPerLogical;
@@ -97,7 +88,6 @@ export function tokensInBlock(rank: RankGeometry, group: number, other: RankGeom
   return (given / other.physicalBlocksPerLogical) * (rank.kernelBlockSize / other.kernelBlockSize);
 }
 
-/** Regions that hold a group's blocks, by their own `groupId` and `groupIds`. */
 export function regionsHolding(rank: RankGeometry, group: number): readonly number[] {
   const named = rank.regions.map((region) => region.groupId);
   const one = named.every((id) => id === named[0]);

@@ -1,35 +1,59 @@
-import type { DescriptorTable } from "@kv/interface";
-import {
-  addressOf,
-  type DescriptorRow,
-  descriptorRows,
-  rowIndexOf,
-} from "../engine/descriptor-tables.js";
+import { DESCRIPTOR_ROW, type DescriptorTable } from "@kv/interface";
 import type { TransferList } from "../engine/source-plans.js";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import type { RequestRead } from "../request/request-read.js";
 import { fail } from "./proof-result.js";
 
-/** The memory of a descriptor: bytes of a region of the rank that owns it. */
+export interface DescriptorRow {
+  readonly firstId: number;
+  readonly count: number;
+  readonly address: number;
+  readonly lengthBytes: number;
+  readonly stride: number;
+}
+
+function descriptorRows({ rows }: DescriptorTable): readonly DescriptorRow[] {
+  const found: DescriptorRow[] = [];
+  let firstId = 0;
+  for (let at = 0; at < rows.length; at += DESCRIPTOR_ROW) {
+    const [address = 0, lengthBytes = 0, , stride = 0, count = 0] = rows.subarray(at);
+    found.push({ firstId, count, address, lengthBytes, stride });
+    firstId += count;
+  }
+  return found;
+}
+
+function rowIndexOf(rows: readonly DescriptorRow[], id: number): number {
+  let [low, high] = [0, rows.length - 1];
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if ((rows[middle] as DescriptorRow).firstId <= id) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
+function addressOf(row: DescriptorRow, id: number): number {
+  return row.address + (id - row.firstId) * row.stride;
+}
+
+/** A descriptor's memory, in a region of the rank that owns it. */
 export interface MemoryPlace {
   readonly region: number;
-  /** Bytes from the region's begin. */
+  /** From the region's start. */
   readonly from: number;
   readonly lengthBytes: number;
 }
 
-/** Finds the memory of descriptors, from the rows of a table and the regions of the rank. */
+/** Finds the memory of descriptors. */
 export interface DescriptorLookup {
   readonly count: number;
-  /**
-   * The memory of a descriptor. Ends the proof with "descriptor-outside" for memory outside of the
-   * blocks of a region.
-   */
+  /** Memory outside a region's blocks ends the proof with "descriptor-outside". */
   place(id: number): MemoryPlace;
   rowIndex(id: number): number;
 }
 
-/** A lookup for one table. `owner` is the subject of messages: "local" or "remote rank 3". */
+/** Creates a lookup for one table. `owner` is the subject of messages, such as "remote rank 3". */
 export function descriptorLookup(
   owner: string,
   table: DescriptorTable,
@@ -38,12 +62,12 @@ export function descriptorLookup(
   const rows = descriptorRows(table);
   const count = rows.reduce((sum, row) => sum + row.count, 0);
   // Regions in different types of memory may have equal addresses.
-  const own = [...rank.regions.keys()].filter(
-    (index) => rank.regions[index]?.memoryType === table.memoryType,
+  const own = [...rank.regions.entries()].filter(
+    ([, { memoryType }]) => memoryType === table.memoryType,
   );
-  // Ids come in long ascending stretches: the row and the region of the last one are tried first.
+  // Ids come in long ascending stretches, so the last row and region come first.
   let lastRow = 0;
-  let lastRegion = own[0] ?? 0;
+  let lastRegion = own[0];
 
   function rowIndex(id: number): number {
     const near = rows[lastRow];
@@ -64,28 +88,28 @@ export function descriptorLookup(
     const row = rows[rowIndex(id)] as DescriptorRow;
     const { lengthBytes } = row;
     const address = addressOf(row, id);
-    const within = (index: number, usesPadding: boolean): MemoryPlace | undefined => {
-      const region = rank.regions[index];
-      if (region === undefined || address < region.baseAddress) return undefined;
-      const from = address - region.baseAddress;
-      const last = usesPadding ? region.blockStrideBytes : region.blockLengthBytes;
-      const end = (region.numBlocks - 1) * region.blockStrideBytes + last;
-      if (from + lengthBytes > end || from % region.blockStrideBytes >= last) return undefined;
-      return { region: index, from, lengthBytes };
+    const within = ([, region]: [number, RegionGeometry], usesPadding: boolean) => {
+      const { baseAddress, blockStrideBytes, blockLengthBytes, numBlocks } = region;
+      const from = address - baseAddress;
+      const last = usesPadding ? blockStrideBytes : blockLengthBytes;
+      const end = (numBlocks - 1) * blockStrideBytes + last;
+      return from >= 0 && from + lengthBytes <= end && from % blockStrideBytes < last;
     };
-    const near = within(lastRegion, false);
-    if (near !== undefined) return near;
-    // Blocks of several regions may interleave: what begins in the padding of one is another's, if
-    // there is one; else that of the block before.
-    const intoBlock = ({ region, from }: MemoryPlace) =>
-      from % (rank.regions[region] as RegionGeometry).blockStrideBytes;
-    for (const usesPadding of [false, true]) {
+    // Blocks of several regions may interleave, so bytes in one region's padding may be another
+    // region's.
+    const intoBlock = ([, { baseAddress, blockStrideBytes }]: [number, RegionGeometry]) =>
+      (address - baseAddress) % blockStrideBytes;
+    const isNear = lastRegion !== undefined && within(lastRegion, false);
+    for (const usesPadding of isNear ? [] : [false, true]) {
       const [found] = own
-        .flatMap((index) => within(index, usesPadding) ?? [])
+        .filter((one) => within(one, usesPadding))
         .sort((one, other) => intoBlock(one) - intoBlock(other));
-      if (found === undefined) continue;
-      lastRegion = found.region;
-      return found;
+      lastRegion = found;
+      if (found !== undefined) break;
+    }
+    if (lastRegion !== undefined) {
+      const [region, { baseAddress }] = lastRegion;
+      return { region, from: address - baseAddress, lengthBytes };
     }
     return fail(
       "descriptor-outside",
@@ -98,10 +122,9 @@ export function descriptorLookup(
 }
 
 /**
- * The number of descriptors of a read that remain when a transport merges neighbours that are
- * adjacent in memory on both sides, as NIXL does. Within a row of a table neighbours are adjacent
- * where the stride equals the length: a head's share of a block does not reach the next block's
- * share, and padding parts whole blocks.
+ * Returns how many descriptors of a read remain when a transport merges those adjacent in memory on
+ * both sides, as NIXL does. In a row, the stride must equal the length: heads' shares and padding
+ * keep neighbours apart.
  */
 export function mergedDescriptorCount(
   { runs }: Pick<RequestRead, "runs">,

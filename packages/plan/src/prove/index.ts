@@ -1,7 +1,4 @@
-/**
- * `@kv/plan/prove`: proofs that plans are right, the faults that they find, and what a proof and a
- * report ask of a plan.
- */
+/** `@kv/plan/prove`: proofs that plans are right, and the faults that they find. */
 export {
   type CacheSemantics,
   type HeadRange,

@@ -1,9 +1,9 @@
 import type { ModelGeometry, RankGeometry } from "../geometry/rank-geometry.js";
-import type { RequestBlocks } from "../request/request-checks.js";
+import type { RequestBlocks } from "../request/request-blocks.js";
 import { cacheSemantics, tokensInBlock } from "./cache-semantics.js";
 import { fail } from "./proof-result.js";
 
-/** Blocks of a group on one rank, and the token of the sequence with which each begins. */
+/** Blocks of a group on one rank, and the token with which each begins. */
 export interface BlockTokens {
   /** Kernel blocks, or logical ones for a state. */
   readonly blocks: readonly number[];
@@ -11,21 +11,18 @@ export interface BlockTokens {
   readonly position: ReadonlyMap<number, number>;
 }
 
-/**
- * The tokens that one group of a request needs, and their blocks on both sides, from the request
- * alone.
- */
+/** What a group of a request needs on both sides, from the request alone. */
 export interface NeededTokens {
   readonly group: number;
   readonly local: BlockTokens;
-  /** The remote's blocks, by source: the ranks of a DCP group have different ones. */
+  /** By source: the ranks of a DCP group have different blocks. */
   readonly remotes: readonly BlockTokens[];
   readonly fromToken: number;
   /** One past the last. */
   readonly endToken: number;
 }
 
-/** The tokens that a group needs. `local` is the destination, `remotes` are the sources. */
+/** Returns the tokens that a group needs. `local` is the destination, `remotes` are the sources. */
 export function neededTokens(
   group: number,
   local: RankGeometry,
@@ -61,7 +58,6 @@ export function neededTokens(
   };
 }
 
-/** The list of a group's blocks on one rank. */
 interface BlockList {
   readonly rank: RankGeometry;
   readonly ids: readonly number[];
@@ -71,10 +67,9 @@ interface BlockList {
 }
 
 /**
- * The tokens with which both lists begin. The local list begins after `localComputedBlocks`, and
- * the remote list at the begin of the sequence. The lists of a window end where the sequence ends,
- * and those of blocks without tokens end together; a state may have one more local block, which the
- * local engine computes itself.
+ * The local list begins after `localComputedBlocks`, the remote one with the sequence. A window's
+ * lists end with the sequence; blocks without tokens end together, but a state may have one more
+ * local block, which the local engine computes.
  */
 function listBegins(
   lists: "sequence" | "window" | "last",
@@ -96,7 +91,6 @@ function listBegins(
   return [isAlike ? (held - wanted) * local.tokens * local.dcp : 0, remoteBegin];
 }
 
-/** The kernel blocks of a list with their first tokens; the list begins with token `begin`. */
 function blockTokens(
   what: string,
   { rank, ids, kernelBlocks, tokens: perBlock, dcp }: BlockList,

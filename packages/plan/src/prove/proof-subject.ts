@@ -1,28 +1,24 @@
 import type { EngineTransferPlan } from "../engine/engine-plan.js";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
-import { type BlockContents, type BlockQuestion, contentsOfPage, inOrder } from "./block-labels.js";
+import { type BlockContents, inOrder, type Tile } from "./block-labels.js";
+import { cacheSemantics, type HeadRange, headsInRegion, tokensInBlock } from "./cache-semantics.js";
 import { type DescriptorLookup, descriptorLookup } from "./descriptors.js";
 import { fail } from "./proof-result.js";
 
-/** A plan and the geometries of both sides: all facts that the proof uses. */
 export interface ProofSubject {
   readonly plan: EngineTransferPlan;
   readonly model: ModelGeometry;
   readonly remotes: readonly RankGeometry[];
-  /** By the position of the source in the plan, then by that of the list in the source. */
+  /** By source, then by its list. */
   readonly lookups: readonly (readonly ListLookup[])[];
   contents(region: number, group: number): RegionContents;
 }
 
-/** Both sides of a list. */
 export interface ListLookup {
   readonly local: DescriptorLookup;
   readonly remote: DescriptorLookup;
 }
 
-/**
- * The contents of a region's blocks for a group, locally and at each source that holds the region.
- */
 export interface RegionContents {
   readonly local: BlockContents;
   /** Undefined at a source without the region. */
@@ -32,10 +28,6 @@ export interface RegionContents {
   readonly key: string;
 }
 
-/**
- * A plan with the geometries of its sources. Ends the proof for a source that is not a rank of the
- * remote engine.
- */
 export function proofSubject(
   plan: EngineTransferPlan,
   ranks: readonly RankGeometry[],
@@ -73,10 +65,7 @@ export function proofSubject(
   return { plan, model, remotes, lookups, contents };
 }
 
-/**
- * The region of a remote rank that holds the same cache; undefined on a stage of a pipeline that
- * holds other layers.
- */
+/** Undefined on a pipeline stage with other layers. */
 export function counterpart(
   region: RegionGeometry,
   rank: RankGeometry,
@@ -91,10 +80,7 @@ export function counterpart(
   return found < 0 ? undefined : found;
 }
 
-/**
- * Names of the caches in a region; where a rank has nothing but one row of packed caches, all of
- * them.
- */
+/** A rank with only one row of packed caches has all of them in it. */
 function cachesOf(region: RegionGeometry, rank: RankGeometry): readonly string[] {
   if (region.members !== undefined) return region.members;
   const packed = rank.regions.length === 1 ? Object.keys(rank.packedMembers ?? {}) : [];
@@ -137,13 +123,10 @@ function contentsOfRegion(
   return { local, sources, remoteRegions, key: JSON.stringify([own, shapes]) };
 }
 
-/** Attention backends known to order the tokens within a head in a way of their own. */
+/** They order tokens within a head their own way. */
 const OWN_ORDER: ReadonlySet<string> = new Set(["CPU_ATTN"]);
 
-/**
- * The order within a head on both sides, where it is not plain. With the conversion
- * "attention-order" the engine makes both equal.
- */
+/** Where it is not plain. The conversion "attention-order" makes both sides equal. */
 function orders(
   plan: EngineTransferPlan,
   remote: RankGeometry,
@@ -156,10 +139,7 @@ function orders(
   return [converted, converted];
 }
 
-/**
- * The contents of a block. A row that packs several caches has pages, and each page is one cache in
- * each group: caches of different groups have the same place.
- */
+/** Each page of a row is one cache in each group: caches of different groups share a place. */
 function contentsOfBlock(owner: string, question: BlockQuestion, name: string): BlockContents {
   const { rank, region } = question;
   const packed = cachesOf(region, rank).flatMap((cache) => {
@@ -192,9 +172,91 @@ function contentsOfBlock(owner: string, question: BlockQuestion, name: string): 
   return { ...first, tiles: [first, ...others].flatMap(({ tiles }) => tiles) };
 }
 
-/** The bytes of one cache in a block, or of several that are never in the same block. */
+/** One cache, or several that never share a block. */
 interface Page {
   cache: string;
   readonly offset: number;
   lengthBytes: number;
+}
+
+export interface BlockQuestion {
+  readonly rank: RankGeometry;
+  readonly region: RegionGeometry;
+  readonly group: number;
+  readonly model: ModelGeometry;
+  readonly other: RankGeometry;
+  /** The order within a head, where it is not plain. */
+  readonly ownOrder: string | undefined;
+}
+
+/** Read from the letters of the layout. Undefined when the page does not divide as they say. */
+function contentsOfPage(
+  question: BlockQuestion,
+  { cache, offset, lengthBytes }: { cache: string; offset: number; lengthBytes: number },
+): BlockContents | undefined {
+  const { rank, region, group, model, other, ownOrder } = question;
+  const kind = cacheSemantics(model.groups[group] ?? "");
+  if (kind?.sharing === "state") return stateContents(rank, other, cache);
+  const plain = { kernelBlocks: 1, usesPadding: false };
+  const whole = { cache, offset, firstByte: 0, heads: { begin: 0, size: 1 }, steps: 1 };
+  const order = "head-major";
+  if (kind === undefined) return undefined;
+  if (kind.lists === "last") {
+    const tile = { ...whole, kind: "a whole block", cellBytes: lengthBytes, order } as const;
+    return { tiles: [tile], tokens: 1, tokensPerStep: 1, ...plain };
+  }
+
+  const heads = headsInRegion(rank, region, group, model);
+  const tokens = tokensInBlock(rank, group, other);
+  if (!Number.isInteger(tokens)) return undefined;
+  const known = heads.size === 1 ? "head-major" : orderOf(rank.layout);
+  const inCells = (steps: number, name: string, all: HeadRange): BlockContents | undefined => {
+    const cellBytes = lengthBytes / (all.size * steps);
+    if (!Number.isInteger(cellBytes)) return undefined;
+    const tile = { ...whole, heads: all, steps, order: known ?? order, cellBytes };
+    const tiles = [{ ...tile, kind: `${name}, cells of ${cellBytes}` }];
+    return { tiles, tokens, tokensPerStep: tokens / steps, ...plain };
+  };
+  // Cells of compressed latents stand for several tokens each.
+  const isCompressed = heads.size === 1 && lengthBytes % tokens !== 0;
+  if (known === undefined || isCompressed || (ownOrder !== undefined && known !== "head-major")) {
+    // Heads are apart or in unknown order, so the block is only known as a whole.
+    const layout = heads.size === 1 ? "any layout" : rank.layout;
+    const what = `${heads.size} heads from ${heads.begin}, ${tokens} tokens`;
+    return inCells(1, `a block of ${layout} ${ownOrder ?? "plain"}, ${what}`, whole.heads);
+  }
+  if (ownOrder !== undefined) return inCells(1, `${ownOrder}, ${tokens} tokens`, heads);
+  return inCells(tokens, "plain", heads);
+}
+
+function orderOf(layout: string): Tile["order"] | undefined {
+  if (layout === "LBHNC" || layout === "BLHNC") return "head-major";
+  return layout === "LBNHC" || layout === "BLNHC" ? "token-major" : undefined;
+}
+
+/** Projections and the recurrent part are each cut evenly over the ranks. */
+function stateContents(
+  rank: RankGeometry,
+  other: RankGeometry,
+  cache: string,
+): BlockContents | undefined {
+  const own = rank.stateSpace;
+  if (own === undefined) return undefined;
+  // A handshake has only sums. Missing projections are the other side's, scaled to this side's
+  // ranks.
+  const given = other.stateSpace?.convProjectionBytes;
+  const projections = own.convProjectionBytes ??
+    given?.map((bytes) => (bytes * other.tpSize) / rank.tpSize) ?? [own.convBytes];
+  if (!projections.every(Number.isInteger)) return undefined;
+
+  let end = 0;
+  const tiles = [...projections, own.recurrentBytes].map((cellBytes, index): Tile => {
+    const kind = index === projections.length ? "recurrent state" : `convolution ${index}`;
+    const offset = end;
+    end += cellBytes;
+    const [firstByte, heads] = [rank.tpRank * cellBytes, { begin: 0, size: 1 }];
+    return { cache, kind, offset, cellBytes, firstByte, heads, steps: 1, order: "head-major" };
+  });
+  const kernelBlocks = rank.physicalBlocksPerLogical;
+  return { tiles, tokens: 1, tokensPerStep: 1, kernelBlocks, usesPadding: true };
 }

@@ -2,7 +2,7 @@ import { describe, expect, test } from "vitest";
 import { buildEngineTransferPlan, type EngineTransferPlan } from "../engine/engine-plan.js";
 import type { SourcePlan } from "../engine/source-plans.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
-import type { RequestBlocks } from "../request/request-checks.js";
+import type { RequestBlocks } from "../request/request-blocks.js";
 import { planRequest, type RequestPlan } from "../request/request-plan.js";
 import { samplePair, samplePlan, sampleRank } from "../sample-pair.test-support.js";
 import type { PlanFault } from "./proof-result.js";
@@ -31,20 +31,6 @@ function faultOf(changed: {
   });
   return verdict.proven ? expect.fail("it was proven") : verdict.fault;
 }
-
-/** A read whose runs are rebuilt from its ids. */
-const withIds = (read: RequestPlan["reads"][number]) => ({
-  ...read,
-  runs: Int32Array.from([...read.localIds].flatMap((id, at) => [id, read.remoteIds[at] ?? -1, 1])),
-});
-const withReads = (
-  change: (read: RequestPlan["reads"][number]) => Partial<RequestPlan["reads"][number]>,
-): RequestPlan => ({
-  ...request,
-  reads: request.reads.map((read, index) =>
-    index === 0 ? withIds({ ...read, ...change(read) }) : read,
-  ),
-});
 
 test("a sound plan is proven, with the number of checked descriptors, requests and blocks", () => {
   const verdict = provePlan(plan, { ...options, requests: [{ blocks, plan: request }] });
@@ -148,92 +134,6 @@ describe("reports the first fault and its place", () => {
     });
   });
 
-  test("a byte that is not written or written twice", () => {
-    const fewer = withReads((read) => ({
-      localIds: read.localIds.slice(1),
-      remoteIds: read.remoteIds.slice(1),
-    }));
-    expect(faultOf({ request: fewer })).toMatchObject({
-      kind: "not-written",
-      at: { region: "layer.0" },
-    });
-    const twice = withReads((read) => ({
-      localIds: Int32Array.of(...read.localIds, read.localIds[0] ?? 0),
-      remoteIds: Int32Array.of(...read.remoteIds, read.remoteIds[0] ?? 0),
-    }));
-    expect(faultOf({ request: twice })).toMatchObject({ kind: "written-twice" });
-  });
-
-  test("local or remote blocks of another request", () => {
-    const foreign = withReads((read) => ({
-      localIds: read.localIds.map((id, at) => (at === 0 ? 0 : id)),
-    }));
-    expect(faultOf({ request: foreign })).toMatchObject({
-      kind: "foreign-write",
-      at: { block: 0 },
-    });
-    const stolen = withReads((read) => ({
-      remoteIds: read.remoteIds.map((id, at) => (at === 0 ? 0 : id)),
-    }));
-    expect(faultOf({ request: stolen })).toMatchObject({
-      kind: "wrong-source",
-      at: { remoteBlock: 0 },
-    });
-    const beyond = withReads((read) => ({
-      remoteIds: read.remoteIds.map((id, at) => (at === 0 ? 999 : id)),
-    }));
-    expect(faultOf({ request: beyond })).toMatchObject({
-      kind: "descriptor-outside",
-      at: { id: 999 },
-    });
-  });
-
-  test("a tail that is not cleared, or cleared too far", () => {
-    const pass = request.receivePass?.groups[0];
-    if (pass?.partialBlock === undefined) return expect.fail("a partial block was expected");
-    const { partialBlock, ...kept } = pass;
-    expect(faultOf({ request: { ...request, receivePass: { groups: [kept] } } })).toMatchObject({
-      kind: "tail-not-cleared",
-      at: { block: 2, tokenInBlock: 8 },
-    });
-    const early = { ...pass, partialBlock: { ...partialBlock, fromToken: 7 } };
-    expect(faultOf({ request: { ...request, receivePass: { groups: [early] } } })).toMatchObject({
-      kind: "needed-but-cleared",
-      at: { block: 2, tokenInBlock: 7 },
-    });
-    const masked = { ...plan, uncovered: "masked" as const };
-    expect(
-      provePlan(masked, {
-        ...options,
-        requests: [{ blocks, plan: { ...request, receivePass: { groups: [kept] } } }],
-      }),
-    ).toMatchObject({
-      proven: true,
-    });
-  });
-
-  test("tokens before a window that are not cleared, or cleared too far", () => {
-    const swa = samplePlan(wider, {}, { groups: ["swa"] });
-    const tables = { localBlockIds: [[4, 2]], remoteBlockIds: [[1, 3, 5]], numTokens: 64 };
-    const sound = planRequest(swa, tables);
-    const [pass] = sound.receivePass?.groups ?? [];
-    if (pass?.leadingBlock === undefined) return expect.fail("a leading block was expected");
-    const { leadingBlock, ...kept } = pass;
-    const verdict = (plan: EngineTransferPlan, group: typeof pass) => {
-      const requests = [{ blocks: tables, plan: { ...sound, receivePass: { groups: [group] } } }];
-      return provePlan(plan, { remotes: [sampleRank()], numKvHeads: 4, requests });
-    };
-    expect(verdict(swa, pass)).toMatchObject({ proven: true });
-    expect(verdict(swa, kept)).toMatchObject({
-      fault: { kind: "lead-not-cleared", at: { block: 4, tokenInBlock: 0 } },
-    });
-    const far = { ...kept, leadingBlock: { ...leadingBlock, untilToken: 17 } };
-    expect(verdict(swa, far)).toMatchObject({
-      fault: { kind: "needed-but-cleared", at: { block: 4, tokenInBlock: 16 } },
-    });
-    expect(verdict({ ...swa, uncovered: "masked" }, kept)).toMatchObject({ proven: true });
-  });
-
   test("a receive pass over wrong blocks or groups", () => {
     const pass = request.receivePass?.groups[0];
     if (pass === undefined) return expect.fail("a pass was expected");
@@ -249,70 +149,10 @@ describe("reports the first fault and its place", () => {
     }
   });
 
-  test("a table row with a wrong stride, also outside the request's blocks", () => {
-    const [one, two] = plan.sources;
-    if (one === undefined || two === undefined) return expect.fail("two sources were expected");
-    const rows = one.remoteTable.rows.slice();
-    rows[8] = (rows[8] ?? 0) + 8;
-    const lists = one.lists.map((list) => ({
-      ...list,
-      remoteTable: { ...list.remoteTable, rows },
-    }));
-    const stepped = { ...plan, sources: [{ ...one, lists }, two] };
-    expect(faultOf({ plan: stepped })).toMatchObject({
-      kind: expect.stringMatching(/^descriptor-/),
-    });
-  });
-
   test("a request with a repeated remote block", () => {
     expect(faultOf({ blocks: { ...blocks, remoteBlockIds: [[7, 7, 3]] } })).toMatchObject({
       kind: "request-tables",
     });
-  });
-});
-
-describe("notifications, over all local ranks", () => {
-  const small = [0, 1, 2, 3].map((tpRank) => sampleRank({ tpRank, tpSize: 4 }));
-  const plans = small.map((local) =>
-    samplePlan(local, {}, { remotes: [remotes[local.tpRank >> 1] as RankGeometry] }),
-  );
-  const asked: RequestBlocks = { localBlockIds: [[1]], remoteBlockIds: [[2]], numTokens: 16 };
-  const requests = plans.map((one) => planRequest(one, asked));
-  const verdictOf = (changed: readonly RequestPlan[], given = plans) =>
-    proveEnginePlans(given, { ...options, requests: [{ blocks: asked, plans: changed }] });
-  const kindOf = (changed: readonly RequestPlan[], given = plans) => {
-    const verdict = verdictOf(changed, given);
-    return verdict.proven ? "proven" : verdict.fault.kind;
-  };
-  const first = requests[0] as RequestPlan;
-
-  test("each remote rank gets the notifications that it waits for", () => {
-    expect(verdictOf(requests)).toMatchObject({ proven: true });
-  });
-
-  test("reports a missing, wrong, stray or repeated notification", () => {
-    expect(kindOf([{ ...first, notify: [{ tpRank: 1, ppRank: 0 }] }, ...requests.slice(1)])).toBe(
-      "notification-count",
-    );
-    expect(kindOf([{ ...first, notify: [{ tpRank: 5, ppRank: 0 }] }, ...requests.slice(1)])).toBe(
-      "notification-stray",
-    );
-    expect(kindOf([{ ...first, notify: [{ tpRank: 0, ppRank: 0 }] }, ...requests.slice(1)])).toBe(
-      "notification-twice",
-    );
-    expect(kindOf(requests.slice(0, 3), plans.slice(0, 3))).toBe("notification-missing");
-    expect(kindOf(requests.slice(0, 2), plans.slice(0, 2))).toBe("notification-missing");
-  });
-
-  test("reports consumer counts that disagree", () => {
-    const other = plans.map((one, index) => (index === 3 ? { ...one, localConsumers: 1 } : one));
-    expect(kindOf(requests, other)).toBe("notification-count");
-    expect(
-      kindOf(
-        requests,
-        plans.map((one) => ({ ...one, localConsumers: 3 })),
-      ),
-    ).toBe("notification-missing");
   });
 });
 

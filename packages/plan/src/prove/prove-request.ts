@@ -1,8 +1,8 @@
 import { KvError } from "@kv/interface";
 import type { RegionGeometry } from "../geometry/rank-geometry.js";
-import { effectsOf, type MovedBytes, type PassEffect } from "../receive/apply-receive-pass.js";
-import type { ReceivePassGroup } from "../receive/build-receive-pass.js";
-import type { RequestBlocks } from "../request/request-checks.js";
+import type { ReceivePassGroup } from "../request/receive-pass.js";
+import { effectsOf, type MovedBytes, type PassEffect } from "../request/receive-pass.js";
+import type { RequestBlocks } from "../request/request-blocks.js";
 import type { RequestPlan } from "../request/request-plan.js";
 import type { RequestRead } from "../request/request-read.js";
 import {
@@ -20,29 +20,25 @@ import { type BlockTokens, type NeededTokens, neededTokens } from "./needed-toke
 import { fail, type PlanFault } from "./proof-result.js";
 import type { ProofSubject, RegionContents } from "./proof-subject.js";
 
-/** A block that the request fills, and all that is moved into it. */
 interface Destination {
   readonly demand: NeededTokens;
   readonly region: number;
   readonly contents: RegionContents;
   readonly block: number;
-  /** The token of the sequence with which the block begins. */
   readonly firstToken: number;
   readonly moves: Move[];
 }
 
-/** A descriptor pair: bytes of a source's block that move into a block of the destination. */
 interface Move extends MovedBytes {
   readonly source: number;
-  /** The first token of the source's block, from the first one of the destination on. */
+  /** First token of the source's block, relative to the destination's. */
   readonly token: number;
 }
 
 /**
- * Proves one request of one plan: labels every byte of the sources' blocks, moves the labels as the
- * descriptors and the receive pass say, and compares them with those that the blocks must have.
- * Blocks that differ only in their place are moved once; `proven` has those of earlier requests.
- * Returns the number of destination blocks, counted in each region.
+ * Labels the bytes of the sources' blocks, moves the labels as descriptors and receive pass say,
+ * and compares them with what the blocks must have. Blocks that differ only in place are in
+ * `proven` after the first. Returns the number of destination blocks, counted in each region.
  */
 export function proveRequest(
   subject: ProofSubject,
@@ -54,22 +50,24 @@ export function proveRequest(
   const demands = [...plan.groups.keys()]
     .filter((group) => (blocks.localBlockIds[group]?.length ?? 0) > 0)
     .map((group) => neededTokens(group, plan.local, remotes, model, blocks));
+  const byKernelBlock: ByKernelBlock = plan.local.regions.map(() => new Map());
   const destinations = demands.flatMap((demand) =>
     regionsHolding(plan.local, demand.group).flatMap((region) => {
       const contents = subject.contents(region, demand.group);
-      return demand.local.blocks.map((block, position): Destination => {
+      return demand.local.blocks.map((block, position) => {
         const firstToken = demand.local.tokens[position] as number;
-        return { demand, region, contents, block, firstToken, moves: [] };
+        const made: Destination = { demand, region, contents, block, firstToken, moves: [] };
+        addDestination(byKernelBlock, made);
+        return made;
       });
     }),
   );
-
-  const byKernelBlock = destinationsByKernelBlock(subject, destinations);
   for (const read of request.reads) addMoves(subject, read, byKernelBlock);
+
   const passes = passesOf(request, demands);
   for (const destination of destinations) {
-    const pass = passes.get(destination.demand)?.get(destination.block) ?? UNTOUCHED;
-    const { contents, demand, firstToken, moves } = destination;
+    const { contents, demand, firstToken, moves, block } = destination;
+    const pass = passes.get(demand)?.get(block) ?? UNTOUCHED;
     const { tokens } = contents.local;
     const within = (token: number) => Math.max(0, Math.min(tokens, token - firstToken));
     const needed = { from: within(demand.fromToken), to: within(demand.endToken) };
@@ -81,34 +79,26 @@ export function proveRequest(
   return destinations.length;
 }
 
-type ByKernelBlock = readonly ReadonlyMap<number, Destination>[];
+type ByKernelBlock = readonly Map<number, Destination>[];
 
-/** By region and kernel block. Two groups of a request may not list the same block. */
-function destinationsByKernelBlock(
-  { plan }: ProofSubject,
-  destinations: readonly Destination[],
-): ByKernelBlock {
-  const found = plan.local.regions.map(() => new Map<number, Destination>());
-  for (const destination of destinations) {
-    const { region, block, demand } = destination;
-    const known = found[region] as Map<number, Destination>;
-    const { kernelBlocks } = destination.contents.local;
-    for (let part = 0; part < kernelBlocks; part++) {
-      const kernelBlock = block * kernelBlocks + part;
-      const before = known.get(kernelBlock)?.demand.group;
-      if (before !== undefined)
-        fail(
-          "request-tables",
-          `kernel block ${kernelBlock} of region ${region} is given to groups ${before} and ${demand.group}`,
-          { region, block: kernelBlock },
-        );
-      known.set(kernelBlock, destination);
-    }
+/** Two groups of a request may not list the same block. */
+function addDestination(byKernelBlock: ByKernelBlock, destination: Destination): void {
+  const { region, block, demand, contents } = destination;
+  const known = byKernelBlock[region] as Map<number, Destination>;
+  const { kernelBlocks } = contents.local;
+  for (let part = 0; part < kernelBlocks; part++) {
+    const kernelBlock = block * kernelBlocks + part;
+    const before = known.get(kernelBlock)?.demand.group;
+    if (before !== undefined)
+      fail(
+        "request-tables",
+        `kernel block ${kernelBlock} of region ${region} is given to groups ${before} and ${demand.group}`,
+        { region, block: kernelBlock },
+      );
+    known.set(kernelBlock, destination);
   }
-  return found;
 }
 
-/** Adds every descriptor pair of a read to the block that it fills. */
 function addMoves(
   { plan, lookups, remotes }: ProofSubject,
   read: RequestRead,
@@ -132,26 +122,23 @@ function addMoves(
   for (const [localId, remoteId] of pairsOf(read)) {
     const [to, from] = [lookup.local.place(localId), lookup.remote.place(remoteId)];
     const region = plan.local.regions[to.region] as RegionGeometry;
-    const kernelBlock = Math.floor(to.from / region.blockStrideBytes);
+    const block = Math.floor(to.from / region.blockStrideBytes);
     const where = {
       localRank: plan.local.tpRank,
       remoteRank: rank.tpRank,
       region: region.name,
-      block: kernelBlock,
+      block,
     };
-    const destination = destinations[to.region]?.get(kernelBlock);
+    const destination = destinations[to.region]?.get(block);
     if (destination === undefined)
       fail(
         "foreign-write",
-        `kernel block ${kernelBlock} of region "${region.name}" is written, and does not belong to the request`,
+        `kernel block ${block} of region "${region.name}" is written, and does not belong to the request`,
         where,
       );
-    if (to.lengthBytes !== from.lengthBytes)
-      fail(
-        "descriptor-lengths",
-        `${from.lengthBytes} bytes are read into ${to.lengthBytes}`,
-        where,
-      );
+    const { lengthBytes } = to;
+    if (lengthBytes !== from.lengthBytes)
+      fail("descriptor-lengths", `${from.lengthBytes} bytes are read into ${lengthBytes}`, where);
     const { contents, demand, firstToken, moves } = destination;
     const remoteRegion = rank.regions[from.region] as RegionGeometry;
     if (contents.remoteRegions[source] !== from.region)
@@ -160,13 +147,9 @@ function addMoves(
         `region "${region.name}" is filled from region "${remoteRegion.name}"`,
         where,
       );
+    const inSource = contents.sources[source] ?? contents.local;
     const here = placeInBlock(region, to, contents.local, where);
-    const there = placeInBlock(
-      remoteRegion,
-      from,
-      contents.sources[source] ?? contents.local,
-      where,
-    );
+    const there = placeInBlock(remoteRegion, from, inSource, where);
     const held = demand.remotes[source] as BlockTokens;
     const position = held.position.get(there.block);
     if (position === undefined)
@@ -175,17 +158,12 @@ function addMoves(
         `remote block ${there.block} is read, and does not belong to the request`,
         { ...where, remoteBlock: there.block },
       );
-    moves.push({
-      from: there.offset,
-      at: here.offset,
-      lengthBytes: to.lengthBytes,
-      source,
-      token: (held.tokens[position] as number) - firstToken,
-    });
+    const token = (held.tokens[position] as number) - firstToken;
+    moves.push({ from: there.offset, at: here.offset, lengthBytes, source, token });
   }
 }
 
-/** The pairs of ids of a read. A transport may get runs or ids, so both must have the same. */
+/** A transport may get runs or ids, so both must agree. */
 function pairsOf({ localIds, remoteIds, runs, remoteRank }: RequestRead): [number, number][] {
   const pairs: [number, number][] = [];
   for (let row = 0; row + 2 < runs.length; row += 3) {
@@ -203,7 +181,6 @@ function pairsOf({ localIds, remoteIds, runs, remoteRank }: RequestRead): [numbe
   return pairs;
 }
 
-/** The block of a descriptor, which it must not leave. */
 function placeInBlock(
   region: RegionGeometry,
   { from, lengthBytes }: MemoryPlace,
@@ -223,13 +200,12 @@ function placeInBlock(
   return { block, offset };
 }
 
-/** The effect of the receive pass on one block, seen from the finished block. */
+/** The effect of the receive pass on one finished block. */
 export interface BlockPass {
-  /** Its heads and tokens are put in order. */
   readonly permuted: boolean;
-  /** Tokens of the block before this one are zeroed; 0: none. */
+  /** Tokens before this one are zeroed; 0: none. */
   readonly zeroUntilToken: number;
-  /** Tokens of the block from here on are zeroed; Infinity: none. */
+  /** Tokens from this one on are zeroed; Infinity: none. */
   readonly zeroFromToken: number;
 }
 
@@ -239,24 +215,24 @@ const UNTOUCHED: BlockPass = {
   zeroFromToken: Number.POSITIVE_INFINITY,
 };
 
-/** The pass of one group by block id. Each block may be listed once for each action. */
+/** Returns the pass of one group by block id. Each action may list a block once. */
 export function passByBlock(pass: ReceivePassGroup | undefined): ReadonlyMap<number, BlockPass> {
   const found = new Map<number, BlockPass>();
   if (pass === undefined) return found;
-  for (const block of pass.permuteBlockIds) {
+  const { permuteBlockIds, zeroBlockIds, leadingBlock, partialBlock } = pass;
+  for (const block of permuteBlockIds) {
     if (found.has(block))
       fail("receive-pass", `kernel block ${block} is permuted twice`, { block });
     found.set(block, { ...UNTOUCHED, permuted: true });
   }
   const zero = (block: number, untilToken: number, fromToken: number) => {
-    const { permuted, zeroUntilToken, zeroFromToken } = found.get(block) ?? UNTOUCHED;
+    const before = found.get(block) ?? UNTOUCHED;
     found.set(block, {
-      permuted,
-      zeroUntilToken: Math.max(untilToken, zeroUntilToken),
-      zeroFromToken: Math.min(fromToken, zeroFromToken),
+      ...before,
+      zeroUntilToken: Math.max(untilToken, before.zeroUntilToken),
+      zeroFromToken: Math.min(fromToken, before.zeroFromToken),
     });
   };
-  const { zeroBlockIds, leadingBlock, partialBlock } = pass;
   for (const block of zeroBlockIds) zero(block, 0, 0);
   if (leadingBlock !== undefined)
     zero(leadingBlock.blockId, leadingBlock.untilToken, UNTOUCHED.zeroFromToken);
@@ -264,7 +240,6 @@ export function passByBlock(pass: ReceivePassGroup | undefined): ReadonlyMap<num
   return found;
 }
 
-/** The pass by group and block. It may only change blocks of the request. */
 function passesOf(
   { receivePass }: RequestPlan,
   demands: readonly NeededTokens[],
@@ -295,31 +270,30 @@ function passesOf(
   return found;
 }
 
-/** What the receive pass does within a block, by the code that does it. */
 function effectOfPass(
   { plan }: ProofSubject,
   { demand: { group }, region }: Destination,
-  { permuted, zeroUntilToken: untilToken, zeroFromToken: fromToken }: BlockPass,
+  pass: BlockPass,
 ): Pick<PassEffect, "copies" | "zeroed"> {
-  const isWhole = fromToken <= 0;
-  const pass: ReceivePassGroup = {
+  const { permuted, zeroUntilToken: untilToken, zeroFromToken: fromToken } = pass;
+  const only = (isListed: boolean) => Int32Array.from(isListed ? [0] : []);
+  const isPart = fromToken > 0 && fromToken < Number.POSITIVE_INFINITY;
+  const own: ReceivePassGroup = {
     group,
-    permuteBlockIds: Int32Array.from(permuted ? [0] : []),
-    zeroBlockIds: Int32Array.from(isWhole ? [0] : []),
+    permuteBlockIds: only(permuted),
+    zeroBlockIds: only(fromToken <= 0),
     leadingBlock: untilToken > 0 ? { blockId: 0, untilToken } : undefined,
-    partialBlock:
-      isWhole || fromToken === Number.POSITIVE_INFINITY ? undefined : { blockId: 0, fromToken },
+    partialBlock: isPart ? { blockId: 0, fromToken } : undefined,
   };
   try {
-    const effects = [...effectsOf(plan, { groups: [pass] })];
-    return effects.find(({ index }) => index === region) ?? { copies: [], zeroed: [] };
+    const effects = [...effectsOf(plan, { groups: [own] })];
+    return effects.find(({ index }) => index === region) ?? NO_EFFECT;
   } catch (error) {
     if (!KvError.is(error)) throw error;
     return fail("receive-pass", error.message, { group, region });
   }
 }
 
-/** Moves the labels of a block's bytes, and compares them with those that it must have. */
 function proveBlock(
   subject: ProofSubject,
   destination: Destination,
@@ -337,13 +311,13 @@ function proveBlock(
   };
   const landed = landedLabels(destination, where);
   const { copies, zeroed } =
-    pass === UNTOUCHED ? { copies: [], zeroed: [] } : effectOfPass(subject, destination, pass);
+    pass === UNTOUCHED ? NO_EFFECT : effectOfPass(subject, destination, pass);
   const finished = pass.permuted ? inOrder(copies.flatMap((copy) => moved(landed, copy))) : landed;
   const zeros = inOrder(zeroed.map((bytes): Label => ({ ...bytes, ...ZERO })));
 
   const { tokensPerStep } = contents.local;
   const lists = cacheSemantics(model.groups[demand.group] ?? "")?.lists;
-  // The pass zeroes no part of a block that is known as a whole only; the engine masks it.
+  // The pass zeroes no part of a block that is only known as a whole; the engine masks it.
   const isPart = tokensPerStep > 1 && needed.to > 0;
   const clears = plan.uncovered === "zeroed" && !isPart;
   for (const want of labelsOf(contents.local)) {
@@ -351,17 +325,18 @@ function proveBlock(
     const at = { ...where, offset, head, tokenInBlock: token, cellByte: byte };
     const place = { from: offset, at: offset, lengthBytes };
     const zeroBytes = moved(zeros, place).reduce((sum, zero) => sum + zero.lengthBytes, 0);
+    const isCleared = zeroBytes >= lengthBytes || !clears;
     const [isLead, isTail] = [token + tokensPerStep <= needed.from, token >= needed.to];
     const got = moved(finished, place);
     if (isLead && got.length > 0)
       fail("foreign-write", "a token before the first that the request takes is overwritten", at);
-    if (isTail && clears && lists !== "last" && zeroBytes < lengthBytes)
+    if (isTail && !isCleared && lists !== "last")
       fail(
         "tail-not-cleared",
         "a token that the request does not have keeps the bytes of another",
         at,
       );
-    if (isLead && clears && lists === "window" && zeroBytes < lengthBytes)
+    if (isLead && !isCleared && lists === "window")
       fail("lead-not-cleared", "a token before the remote's window keeps the bytes of another", at);
     if (isLead || isTail) continue;
     if (zeroBytes > 0)
@@ -370,9 +345,9 @@ function proveBlock(
   }
 }
 
+const NO_EFFECT = { copies: [], zeroed: [] };
 const ZERO = { cell: "zero", head: 0, token: 0, byte: 0 };
 
-/** The labels of a block when its reads have landed. */
 function landedLabels({ moves, contents }: Destination, where: PlanFault["at"]): readonly Label[] {
   const labels = contents.sources.map((source) => (source === undefined ? [] : labelsOf(source)));
   let end = 0;
@@ -387,7 +362,6 @@ function landedLabels({ moves, contents }: Destination, where: PlanFault["at"]):
   });
 }
 
-/** Requires that the bytes of a label are those of the same cell. */
 function requireLabel(want: Label, found: readonly Label[], where: PlanFault["at"]): void {
   const different = firstDifference(want, found);
   if (different === undefined) return;

@@ -1,24 +1,21 @@
 import { KvError } from "@kv/interface";
 import type { EngineTransferPlan } from "../engine/engine-plan.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
-import type { RequestBlocks } from "../request/request-checks.js";
+import type { RequestBlocks } from "../request/request-blocks.js";
 import { cacheSemantics, tokensInBlock } from "./cache-semantics.js";
 
 /**
- * The most logical blocks, of the side with the larger ones: enough for every pattern, and few
- * enough to be quick.
+ * Enough for every pattern, few enough to be quick; in logical blocks of the side with the larger
+ * ones.
  */
 const BLOCKS = 24;
 const FEWEST_BLOCKS = 3;
-/**
- * The approximate number of descriptors of one sample. A block that is cut into many pieces has
- * many.
- */
+/** Approximate, per sample: a block may be cut into many pieces. */
 const DESCRIPTORS = 20_000;
 
 /**
- * Requests that cover what a plan does: consecutive and scattered blocks up to both ends of the
- * pools, a partial last block, a prefix hit, and a window whose first blocks the remote has freed.
+ * Returns requests that cover what a plan does: consecutive and scattered blocks up to both ends of
+ * the pools, a partial last block, a prefix hit, and a window whose first blocks are freed.
  *
  * @throws `KV_PLAN_INVALID` for caches that are too small for a request.
  */
@@ -54,8 +51,8 @@ export function sampleRequests(
         isScattered && lists[group] === kind ? Math.floor(ids.length / 3) : 0;
       const [locals, remotes] = sides.map(({ blockTokens, pool }) =>
         lists.map((kind, group) => {
-          // The blocks of a window may be so small that the pool cannot hold the whole sequence:
-          // then as many as fit, from its end.
+          // Where the pool cannot hold a whole sequence of small window blocks: as many as fit,
+          // from its end.
           const all = Math.ceil(numTokens / (blockTokens[group] as number));
           const count = kind === "last" ? 1 : Math.min(all, Math.floor(pool / groups));
           return blocksOfPool(pool, groups, group, count, isScattered);
@@ -79,16 +76,14 @@ function sideOf(rank: RankGeometry, other: RankGeometry, lists: readonly unknown
   const blockTokens = lists.map((_, group) => tokensInBlock(rank, group, other) * per);
   const whole = blockTokens.filter((_, group) => lists[group] === "sequence");
   return {
-    /** Logical blocks. */
     pool: Math.floor(Math.min(...regions.map(({ numBlocks }) => numBlocks)) / per),
-    /** Of a logical block, by group. */
     blockTokens,
-    /** The fewest in a logical block, among groups whose lists hold the whole sequence. */
+    /** The fewest in a logical block, among groups of the whole sequence. */
     tokens: whole.length === 0 ? kernelBlockSize * per : Math.min(...whole),
   };
 }
 
-/** Groups take disjoint parts of the pool: they may share regions. Scattered: from the end on. */
+/** Groups may share regions, so they take disjoint parts of the pool. */
 function blocksOfPool(
   pool: number,
   groups: number,

@@ -1,5 +1,5 @@
 import type { StagedCopy, StagedPlane, StagingLayout } from "@kv/interface";
-import type { MovedBytes } from "../receive/apply-receive-pass.js";
+import type { MovedBytes } from "../request/receive-pass.js";
 import {
   type BlockContents,
   firstDifference,
@@ -13,13 +13,12 @@ import { regionsHolding } from "./cache-semantics.js";
 import { fail, type PlanFault } from "./proof-result.js";
 import type { ProofSubject } from "./proof-subject.js";
 
-/** The copies between a device and the registered memory; all ranks of an engine have the same. */
+/** Copies between a device and the registered memory, equal on all ranks of an engine. */
 export interface Stagings {
   readonly local?: StagingLayout | undefined;
   readonly remote?: StagingLayout | undefined;
 }
 
-/** Proves the copies behind each region that a plan fills or reads, on either side. */
 export function proveStages(
   { plan, remotes, contents }: ProofSubject,
   { local, remote }: Stagings,
@@ -41,9 +40,8 @@ export function proveStages(
 }
 
 /**
- * Proves that a stage neither loses nor mixes bytes of a region: the labels of the device's blocks
- * moved to the wire are those of the wire's block, and the wire's moved back are the device's. So
- * a proof of wire blocks holds for device blocks.
+ * Labels moved from device to wire, and back, must be those of the other block. So a proof of wire
+ * blocks holds for device blocks.
  */
 function proveStage(
   stage: StagingLayout,
@@ -82,7 +80,6 @@ function piecesOf(copy: StagedCopy): MovedBytes[] {
   }));
 }
 
-/** The labels of a plane's block: the cells of the wire block, in the plane's order. */
 function labelsOfPlane(
   { name, order, cellBytes, cellBeginBytes, blockLengthBytes }: StagedPlane,
   wire: Tile,
@@ -102,7 +99,6 @@ function labelsOfPlane(
 
 type Side = "device" | "wire";
 
-/** The labels of a piece where it lands. It must lie within the block. */
 function landed(labels: readonly Label[], piece: MovedBytes, side: Side, at: PlanFault["at"]) {
   const found = moved(labels, piece);
   const bytes = found.reduce((sum, label) => sum + label.lengthBytes, 0);
@@ -114,7 +110,6 @@ function landed(labels: readonly Label[], piece: MovedBytes, side: Side, at: Pla
   );
 }
 
-/** Requires the labels of a block, each once. */
 function compare(
   wanted: readonly Label[],
   found: readonly Label[],

@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
 import { describe, expect, test } from "vitest";
 import { samplePlan, sampleRank } from "../sample-pair.test-support.js";
-import { exchangedBlocks } from "./exchanged-blocks.js";
+import { exchangedBlocks } from "./request-blocks.js";
 import { planRequest } from "./request-plan.js";
 
 const BLOCK = 16;

@@ -1,100 +1,79 @@
-import { KvError } from "@kv/interface";
 import type { EngineTransferPlan } from "../engine/engine-plan.js";
 import type { GroupPlan } from "../engine/group-plans.js";
-import { mismatch } from "./request-checks.js";
+import { mismatch, type RequestBlocks } from "./request-blocks.js";
 
-/**
- * The pairing of one group of a request: the stretch of local parts that is filled, and its place
- * in the remote list.
- */
 export interface PairedBlocks {
   readonly localStart: number;
-  /** The remote part that the first local part is filled from. */
+  /** The remote part that fills the first local part. */
   readonly remoteStart: number;
   readonly count: number;
   /**
-   * Tokens of the local blocks that hold KV after the transfer, from the begin of the first local
-   * block; undefined for blocks without tokens.
+   * Tokens with KV after the transfer, from the start of the first local block; undefined for
+   * blocks without tokens.
    */
   readonly validTokens: number | undefined;
 }
 
-/** The blocks of one group of a request. */
 export interface GroupBlocks {
   readonly group: number;
   readonly localIds: readonly number[];
   readonly remoteIds: readonly number[];
   readonly numTokens: number | undefined;
   readonly computedBlocks: number | undefined;
-  /**
-   * Blocks that the remote's list had behind its last token, and that `remoteIds` lack. Default 0.
-   */
+  /** Blocks behind the remote's last token that `remoteIds` lack. Default 0. */
   readonly lookAhead?: number | undefined;
 }
 
+export function partsPerLogical(groupPlan: GroupPlan): { localPer: number; remotePer: number } {
+  return {
+    localPer: groupPlan.localPerLogical * groupPlan.localParts,
+    remotePer: groupPlan.remotePerLogical * groupPlan.remoteParts,
+  };
+}
+
 /**
- * Pairs the local blocks of a group with the remote blocks of the same tokens. The number of
- * locally computed blocks gives the position, where it is known. Otherwise both lists are taken to
- * end at the same token, as vLLM does.
+ * Pairs local and remote blocks of the same tokens. Without the number of locally computed blocks,
+ * both lists are taken to end at the same token, as in vLLM.
  *
  * @throws `KV_BLOCKS_MISMATCH` where the position is ambiguous, or the remote blocks do not reach
  * far enough.
  */
-export function pairBlocks(plan: EngineTransferPlan, blocks: GroupBlocks): PairedBlocks {
-  const groupPlan = plan.groupPlans[blocks.group];
-  if (groupPlan === undefined)
-    throw new KvError("KV_INTERNAL", `group ${blocks.group} is not in the plan`);
-  if (groupPlan.extent === "state" || groupPlan.extent === "whole")
-    return pairLast(groupPlan, blocks);
-  return pairTokens(groupPlan, blocks);
-}
-
-/** Descriptors of a logical block on each side. */
-export function partsPerLogical(groupPlan: GroupPlan): { local: number; remote: number } {
-  return {
-    local: groupPlan.localPerLogical * groupPlan.localParts,
-    remote: groupPlan.remotePerLogical * groupPlan.remoteParts,
-  };
-}
-
-function pairTokens(groupPlan: GroupPlan, blocks: GroupBlocks): PairedBlocks {
+export function pairBlocks(groupPlan: GroupPlan, blocks: GroupBlocks): PairedBlocks {
+  const { extent, partTokens, localBlockTokens, remoteBlockTokens } = groupPlan;
+  if (extent === "state" || extent === "whole") return pairLast(groupPlan, blocks);
   const { localIds, remoteIds, group, numTokens } = blocks;
-  const per = partsPerLogical(groupPlan);
-  const { partTokens } = groupPlan;
-  const parts = localIds.length * per.local;
-  const held = remoteIds.length * per.remote;
-  const windowed = groupPlan.extent === "window";
+  const { localPer, remotePer } = partsPerLogical(groupPlan);
+  const parts = localIds.length * localPer;
+  const held = remoteIds.length * remotePer;
+  const isWindow = extent === "window";
   const ends = numTokens === undefined ? undefined : Math.ceil(numTokens / partTokens);
-  if (!windowed && (ends ?? 0) > held) {
+  if (!isWindow && (ends ?? 0) > held) {
     throw mismatch(
       `group ${group}: the remote's ${remoteIds.length} blocks hold ${held * partTokens} tokens at most, fewer than the ${numTokens} it announced`,
       { group, remoteBlocks: remoteIds.length, numTokens },
     );
   }
-  const computed = windowed ? undefined : blocks.computedBlocks;
-  // A windowed list begins somewhere in the sequence; its end gives the position.
+  const computed = isWindow ? undefined : blocks.computedBlocks;
+  // A windowed list begins anywhere; its end gives the position.
   const unseen =
-    windowed && numTokens !== undefined
-      ? Math.ceil(numTokens / groupPlan.remoteBlockTokens) * per.remote - held
+    isWindow && numTokens !== undefined
+      ? Math.ceil(numTokens / remoteBlockTokens) * remotePer - held
       : 0;
-  let start =
-    computed === undefined ? alignedAtEnd(groupPlan, blocks, unseen) : computed * per.local;
-  let localStart = 0;
-  if (windowed && start < 0) {
-    // The remote list begins later than the local one. Attention does not use tokens before the
-    // window.
-    localStart = -start;
-    start = 0;
-    requireWindow(groupPlan, blocks, unseen * partTokens);
-  }
+  const aligned =
+    computed === undefined ? alignedAtEnd(groupPlan, blocks, unseen) : computed * localPer;
+  // A window's remote list may begin later than the local one, as attention ignores tokens before
+  // the window.
+  const localStart = isWindow ? Math.max(0, -aligned) : 0;
+  const remoteStart = aligned + localStart;
+  if (localStart > 0) requireWindow(groupPlan, blocks, unseen * partTokens);
   const usable = ends === undefined ? held : Math.min(held, ends - unseen);
   // Parts before the remote's window are not in `usable` either.
-  const count = Math.min(parts, usable - start);
-  if (parts - localStart - count >= per.local || count <= 0) {
+  const count = Math.min(parts, usable - remoteStart);
+  if (parts - localStart - count >= localPer || count <= 0) {
     throw mismatch(
-      `group ${group}: ${localIds.length} local blocks of ${groupPlan.localBlockTokens} tokens are to be filled after ` +
+      `group ${group}: ${localIds.length} local blocks of ${localBlockTokens} tokens are to be filled after ` +
         `${computed ?? "an unknown number of"} computed ones, and the remote's ${remoteIds.length} blocks of ` +
-        `${groupPlan.remoteBlockTokens} tokens do not reach that far`,
+        `${remoteBlockTokens} tokens do not reach that far`,
       {
         group,
         localBlocks: localIds.length,
@@ -103,20 +82,18 @@ function pairTokens(groupPlan: GroupPlan, blocks: GroupBlocks): PairedBlocks {
       },
     );
   }
-  const coveredTokens = count * partTokens;
-  const validTokens =
-    localStart * partTokens +
-    (numTokens === undefined
-      ? coveredTokens
-      : Math.min(coveredTokens, numTokens - (unseen + start) * partTokens));
-  return { localStart, remoteStart: start, count, validTokens };
+  const left =
+    numTokens === undefined
+      ? Number.POSITIVE_INFINITY
+      : numTokens - (unseen + remoteStart) * partTokens;
+  const validTokens = localStart * partTokens + Math.min(count * partTokens, left);
+  return { localStart, remoteStart, count, validTokens };
 }
 
 /**
- * The remote cuts a window's list to one length, so blocks of look-ahead behind the last token take
- * the place of as many at its begin. The local list has a block more than the window before the
- * next token; a list of the whole sequence, or one after a prefix hit, does not say where that
- * window begins.
+ * The remote cuts a window's list to one length, so each look-ahead block displaces one at its
+ * start. The local list has a block more than the window before the next token; a list of the whole
+ * sequence, or one after a prefix hit, hides where that window begins.
  *
  * @throws `KV_BLOCKS_MISMATCH` where the remote's list may begin within the window.
  */
@@ -136,23 +113,23 @@ function requireWindow(
   );
 }
 
-/** The begin of the local blocks within the remote list, when both lists end at the same token. */
+/** Assumes that both lists end at the same token. */
 function alignedAtEnd(groupPlan: GroupPlan, blocks: GroupBlocks, unseen: number): number {
   const { group, localIds, remoteIds, numTokens } = blocks;
-  const per = partsPerLogical(groupPlan);
-  const parts = localIds.length * per.local;
-  const held = remoteIds.length * per.remote;
-  const windowed = groupPlan.extent === "window";
+  const { localPer, remotePer } = partsPerLogical(groupPlan);
+  const parts = localIds.length * localPer;
+  const held = remoteIds.length * remotePer;
+  const isWindow = groupPlan.extent === "window";
   let start: number | undefined;
   if (numTokens !== undefined) {
-    // Local lists end on a boundary of their own blocks, which need not be one of the remote's.
-    start = Math.ceil(numTokens / groupPlan.localBlockTokens) * per.local - parts - unseen;
-  } else if (per.local === per.remote) {
+    // Local lists end on their own block boundary, which need not be one of the remote's.
+    start = Math.ceil(numTokens / groupPlan.localBlockTokens) * localPer - parts - unseen;
+  } else if (localPer === remotePer) {
     start = held - parts;
-  } else if (parts >= held && !windowed) {
+  } else if (parts >= held && !isWindow) {
     start = 0;
   }
-  if (start !== undefined && (windowed || start >= 0) && unseen >= 0) return start;
+  if (start !== undefined && (isWindow || start >= 0) && unseen >= 0) return start;
   throw mismatch(
     `group ${group}: with ${localIds.length} local and ${remoteIds.length} remote blocks the place of the local blocks ` +
       `in the remote list is ambiguous (tokens: ${numTokens ?? "unknown"})`,
@@ -166,28 +143,62 @@ function alignedAtEnd(groupPlan: GroupPlan, blocks: GroupBlocks, unseen: number)
 }
 
 /**
- * Pairs blocks without tokens from the ends of both lists: the remote's earlier states are older. A
- * state may have one more local block than remote ones, for a position that the local engine
- * computes itself. Logical blocks are moved whole, with all of their kernel blocks. (vLLM 0.33,
+ * From the ends of both lists, as earlier remote states are older. A state may have one more local
+ * block, which the local engine computes. Logical blocks move whole. (vLLM 0.33,
  * `_apply_prefix_caching`.)
  */
 function pairLast(groupPlan: GroupPlan, { group, localIds, remoteIds }: GroupBlocks): PairedBlocks {
   const isState = groupPlan.extent === "state";
-  const spare = isState ? 1 : 0;
   const excess = localIds.length - remoteIds.length;
   const count = Math.min(localIds.length, remoteIds.length);
-  if (excess > spare || count === 0) {
+  if (excess > (isState ? 1 : 0) || count === 0) {
     throw mismatch(
       `group ${group}: ${localIds.length} local blocks of ${isState ? "state" : "scratch"} cannot be filled from ` +
         `${remoteIds.length} remote ones`,
       { group, localBlocks: localIds.length, remoteBlocks: remoteIds.length },
     );
   }
-  const per = partsPerLogical(groupPlan);
+  const { localPer, remotePer } = partsPerLogical(groupPlan);
   return {
     localStart: 0,
-    remoteStart: (remoteIds.length - count) * per.remote,
-    count: count * per.local,
+    remoteStart: (remoteIds.length - count) * remotePer,
+    count: count * localPer,
     validTokens: undefined,
   };
+}
+
+/**
+ * By group: remote blocks behind the last token, such as vLLM's look-ahead for speculative
+ * decoding. A list of a whole sequence shows them by its length; a window's list, cut to one
+ * length, does not, so without such a group they are unknown.
+ *
+ * @throws `KV_BLOCKS_MISMATCH` where groups with blocks of other sizes leave it open.
+ */
+export function lookAheadBlocks(
+  { groupPlans }: EngineTransferPlan,
+  { remoteBlockIds, numTokens }: RequestBlocks,
+): readonly number[] {
+  if (numTokens === undefined || !groupPlans.some(({ extent }) => extent === "window")) return [];
+  // The remote has blocks for more than `over` and at most `upTo` tokens.
+  let [over, upTo] = [0, Number.POSITIVE_INFINITY];
+  for (const [group, { extent, remoteBlockTokens }] of groupPlans.entries()) {
+    const held = remoteBlockIds[group]?.length ?? 0;
+    if (extent !== "sequence" || held <= Math.ceil(numTokens / remoteBlockTokens)) continue;
+    over = Math.max(over, (held - 1) * remoteBlockTokens);
+    upTo = Math.min(upTo, held * remoteBlockTokens);
+  }
+  if (over === 0) return [];
+  return groupPlans.map(({ extent, remoteBlockTokens }, group) => {
+    const held = remoteBlockIds[group]?.length ?? 0;
+    if (extent !== "window" || held === 0) return 0;
+    const least = Math.ceil((over + 1) / remoteBlockTokens);
+    const most = Math.ceil(upTo / remoteBlockTokens);
+    const extra = most - Math.ceil(numTokens / remoteBlockTokens);
+    if (least === most && extra < held) return extra;
+    throw mismatch(
+      `group ${group}: the remote has blocks for more than the ${numTokens} tokens that it announced, and which of the ${held} blocks of this window ` +
+        `lie behind them is open: it has blocks for ${over + 1} to ${upTo} tokens, and ${remoteBlockTokens} tokens in a block of this group`,
+      { group, remoteBlocks: held, numTokens, over, upTo },
+    );
+  });
 }

@@ -1,171 +1,124 @@
 import { KvError } from "@kv/interface";
 import type { EngineTransferPlan } from "../engine/engine-plan.js";
 import type { GroupPlan } from "../engine/group-plans.js";
-import type { SourcePlan } from "../engine/source-plans.js";
-import {
-  buildReceivePass,
-  type ReceivePass,
-  type ReceivePassGroup,
-} from "../receive/build-receive-pass.js";
 import { pairDcp } from "./dcp-blocks.js";
-import { lookAheadBlocks } from "./look-ahead.js";
-import { type PairedBlocks, pairBlocks, partsPerLogical } from "./pair-blocks.js";
+import { lookAheadBlocks, pairBlocks, partsPerLogical } from "./pair-blocks.js";
+import { buildReceivePass, type ReceivePass, type ReceivePassGroup } from "./receive-pass.js";
 import {
   outOfRange,
   type RequestBlocks,
   requireCount,
   requireGroups,
   requireIds,
-} from "./request-checks.js";
+} from "./request-blocks.js";
 import {
-  type Batch,
-  batchOfRuns,
-  type ReadIndices,
-  type RequestRead,
-  readIndices,
-  requestRead,
-} from "./request-read.js";
-import {
+  type BatchShape,
   type GroupShape,
-  type ReadShape,
+  overlap,
+  ReadIds,
+  type RequestRead,
   type RequestShape,
+  Runs,
+  requestRead,
   requestShape,
-} from "./request-shape.js";
-import { addBlockRuns, noRuns, orderForRuns, overlap, type Runs } from "./runs.js";
+} from "./request-read.js";
 
 /** The transfers, notifications and receive pass of one request. */
 export interface RequestPlan {
   /**
-   * Transfers with at least one descriptor. A transfer carries the notification of its rank when it
-   * is the only one for that rank. Of several transfers (one for each type of memory) none does,
-   * and the rank is notified when all have landed.
+   * Transfers with at least one descriptor. A rank's only transfer carries its notification. With
+   * several (one for each type of memory), notify the rank when all have landed.
    */
   readonly reads: readonly RequestRead[];
-  /** Tensor-parallel ranks of `notify`. */
   readonly notifyRanks: readonly number[];
   /**
-   * Remote ranks that are notified and not read: replicas, and source ranks without blocks of this
-   * request.
+   * Remote ranks to notify without a read: replicas, and sources without blocks of this request.
    */
   readonly notify: readonly RemoteRankId[];
   /** Undefined when no block needs a change. */
   readonly receivePass: ReceivePass | undefined;
-  /** Descriptors of all reads. */
   readonly descriptorCount: number;
-  /** Rows in the `runs` of all reads. */
   readonly runCount: number;
-  /** Bytes of all reads. */
   readonly lengthBytes: number;
 }
 
 /** One rank of a remote engine. */
 export interface RemoteRankId {
-  /** Tensor-parallel rank. */
   readonly tpRank: number;
-  /** Pipeline stage. */
   readonly ppRank: number;
 }
 
-type Batches = readonly (Batch | undefined)[];
+const NOTHING = { reads: [], receivePass: undefined, runCount: 0 };
 
 /**
- * The transfers, receive pass and notifications of one request. Work and memory grow with the runs
- * of consecutive blocks, not with the blocks. Sources share the arrays `localIds` and `remoteIds`:
- * do not change them.
+ * Plans the transfers, receive pass and notifications of one request. Work and memory grow with
+ * runs of consecutive blocks, not with blocks. Sources share id arrays: do not change them.
  *
- * @throws `KV_BLOCKS_MISMATCH` (lists that cannot be paired; both lengths),
- * `KV_BLOCKS_OUT_OF_RANGE` (an id outside of its regions, or a local block that is listed twice).
+ * @throws `KV_BLOCKS_MISMATCH` with both lengths for lists that cannot be paired,
+ * `KV_BLOCKS_OUT_OF_RANGE` for an id outside its regions or a local block that is listed twice.
  */
 export function planRequest(plan: EngineTransferPlan, given: RequestBlocks): RequestPlan {
   const isWanted = ({ localBlockIds }: RequestBlocks) =>
     localBlockIds.some((ids) => ids.length > 0);
-  if (!isWanted(given)) return notifyOnly(plan);
+  if (!isWanted(given)) return withNotify(plan, NOTHING);
   requireGroups(plan, "local", given.localBlockIds);
   requireGroups(plan, "remote", given.remoteBlockIds);
   if (given.numTokens !== undefined) requireCount("numTokens", given.numTokens, 1);
 
   const shape = requestShape(plan);
   const blocks = ofThisStage(plan, shape, given);
-  if (!isWanted(blocks)) return notifyOnly(plan);
+  if (!isWanted(blocks)) return withNotify(plan, NOTHING);
   requireLists(plan, shape, blocks);
-  const sharded = (plan.local.dcpSize ?? 1) > 1 || (plan.remote.dcpSize ?? 1) > 1;
-  const pass: ReceivePassGroup[] = [];
-  // Under DCP each source has blocks of its own; otherwise all sources have the same.
-  const batches = sharded
-    ? pairDcp(plan, shape, blocks, pass)
-    : [pairAll(plan, shape, blocks, pass)];
-  const indices: ReadIndices[] = [];
+  const { rows, pass } = pairRequest(plan, shape, blocks);
+  const isDealt = rows.length > 1;
+  const shared = new Map<readonly BatchShape[], ReadIds>();
   const reads: RequestRead[] = [];
-  let [runCount, descriptorCount, lengthBytes] = [0, 0, 0];
-  for (const [index, read] of shape.reads.entries()) {
-    const { sourceIndex, listIndex } = read;
-    const same = read.sameAs === undefined ? undefined : indices[read.sameAs];
-    const made = sharded
-      ? readIndices(shape.reads[read.sameAs ?? index] as ReadShape, batches[sourceIndex] as Batches)
-      : (same ?? readIndices(read, batches[0] as Batches));
-    indices.push(made);
-    if (made.descriptorCount === 0) continue;
-    const { remoteRank, remotePpRank } = plan.sources[sourceIndex] as SourcePlan;
-    reads.push(requestRead(made, { remoteRank, remotePpRank, sourceIndex, listIndex }));
-    runCount += made.runCount;
-    descriptorCount += made.descriptorCount;
-    lengthBytes += made.lengthBytes;
+  let runCount = 0;
+  for (const { place, batches } of shape.reads) {
+    let ids = shared.get(batches);
+    if (ids === undefined || isDealt)
+      ids = new ReadIds(batches, rows[isDealt ? place.sourceIndex : 0] as BatchRows);
+    shared.set(batches, ids);
+    if (ids.descriptorCount === 0) continue;
+    reads.push(requestRead(place, ids));
+    runCount += ids.runCount;
   }
-  const notify = unread(plan, reads);
+  const receivePass = pass.length === 0 ? undefined : { groups: pass };
+  return withNotify(plan, { reads, receivePass, runCount });
+}
+
+function withNotify(
+  plan: EngineTransferPlan,
+  found: Pick<RequestPlan, "reads" | "receivePass" | "runCount">,
+): RequestPlan {
+  const { reads } = found;
+  const notify = plan.sources
+    .map(({ remoteRank: tpRank, remotePpRank: ppRank }) => ({ tpRank, ppRank }))
+    .filter(
+      ({ tpRank, ppRank }) =>
+        !reads.some((read) => read.remoteRank === tpRank && read.remotePpRank === ppRank),
+    );
+  for (const ppRank of plan.stages)
+    for (const tpRank of plan.notifyOnlyRanks) notify.push({ tpRank, ppRank });
   return {
-    reads,
-    notifyRanks: notify.map(({ tpRank }) => tpRank),
+    ...found,
     notify,
-    receivePass: pass.length === 0 ? undefined : { groups: pass },
-    descriptorCount,
-    runCount,
-    lengthBytes,
+    notifyRanks: notify.map(({ tpRank }) => tpRank),
+    descriptorCount: reads.reduce((sum, read) => sum + read.descriptorCount, 0),
+    lengthBytes: reads.reduce((sum, read) => sum + read.lengthBytes, 0),
   };
 }
 
-function notifyOnly(plan: EngineTransferPlan): RequestPlan {
-  const notify = unread(plan, []);
-  return {
-    reads: [],
-    notifyRanks: notify.map(({ tpRank }) => tpRank),
-    notify,
-    receivePass: undefined,
-    descriptorCount: 0,
-    runCount: 0,
-    lengthBytes: 0,
-  };
-}
-
-/**
- * Remote ranks to notify without a read: sources without blocks of this request, then ranks that
- * are never read.
- */
-function unread(plan: EngineTransferPlan, reads: readonly RequestRead[]): RemoteRankId[] {
-  const ranks: RemoteRankId[] = [];
-  for (const { remoteRank: tpRank, remotePpRank: ppRank } of plan.sources) {
-    const isRead = reads.some((read) => read.remoteRank === tpRank && read.remotePpRank === ppRank);
-    if (!isRead) ranks.push({ tpRank, ppRank });
-  }
-  for (const ppRank of plan.stages) {
-    for (const tpRank of plan.notifyOnlyRanks) ranks.push({ tpRank, ppRank });
-  }
-  return ranks;
-}
-
-/** The blocks of the local pipeline stage: other stages move the groups whose regions they hold. */
 function ofThisStage(
   plan: EngineTransferPlan,
-  shape: RequestShape,
+  { groups }: RequestShape,
   blocks: RequestBlocks,
 ): RequestBlocks {
-  if ((plan.local.ppSize ?? 1) === 1 || shape.groups.every(({ batch }) => batch !== undefined))
-    return blocks;
-  return {
-    ...blocks,
-    localBlockIds: blocks.localBlockIds.map((ids, group) =>
-      shape.groups[group]?.batch === undefined ? [] : ids,
-    ),
-  };
+  if ((plan.local.ppSize ?? 1) === 1) return blocks;
+  const localBlockIds = blocks.localBlockIds.map((ids, group) =>
+    groups[group]?.batch === undefined ? [] : ids,
+  );
+  return { ...blocks, localBlockIds };
 }
 
 function requireLists(plan: EngineTransferPlan, shape: RequestShape, blocks: RequestBlocks): void {
@@ -174,85 +127,86 @@ function requireLists(plan: EngineTransferPlan, shape: RequestShape, blocks: Req
     const computedBlocks = blocks.localComputedBlocks?.[group];
     if (computedBlocks !== undefined)
       requireCount(`localComputedBlocks of group ${group}`, computedBlocks, 0);
-    const limits = shape.groups[group] as GroupShape;
-    if (limits.batch === undefined) {
+    const { batch, localBlocks, remoteBlocks } = shape.groups[group] as GroupShape;
+    if (batch === undefined) {
       throw new KvError(
         "KV_BLOCKS_MISMATCH",
         `group ${group} has blocks, and no region holds them`,
-        {
-          details: { group, kind: plan.groups[group] },
-        },
+        { details: { group, kind: plan.groups[group] } },
       );
     }
-    requireIds(group, "local", localIds, limits.localBlocks);
-    requireIds(
-      group,
-      "remote",
-      blocks.remoteBlockIds[group] as readonly number[],
-      limits.remoteBlocks,
-    );
+    requireIds(group, "local", localIds, localBlocks);
+    requireIds(group, "remote", blocks.remoteBlockIds[group] ?? [], remoteBlocks);
   }
 }
 
-/**
- * The runs of all groups in batches, which are the same for every source. Adds each group's receive
- * pass to `pass`.
- */
-function pairAll(
+/** By batch: its ordered runs; undefined where the request has no blocks of it. */
+type BatchRows = readonly (Int32Array | undefined)[];
+
+/** Under DCP `rows` are by source, as each has its own blocks; otherwise one entry serves all. */
+export function pairRequest(
   plan: EngineTransferPlan,
   shape: RequestShape,
   blocks: RequestBlocks,
-  pass: ReceivePassGroup[],
-): Batches {
-  const runs: (Runs | undefined)[] = new Array(shape.batchCount).fill(undefined);
-  const extra = lookAheadBlocks(plan, blocks);
+): { readonly rows: readonly BatchRows[]; readonly pass: readonly ReceivePassGroup[] } {
+  const isDealt = (plan.local.dcpSize ?? 1) > 1 || (plan.remote.dcpSize ?? 1) > 1;
+  const pass: ReceivePassGroup[] = [];
+  const runs = Array.from({ length: isDealt ? plan.sources.length : 1 }, () =>
+    new Array<Runs | undefined>(shape.batchCount).fill(undefined),
+  );
+  const listed = shape.groups.map(() => new Set<number>());
+  const extra = isDealt ? [] : lookAheadBlocks(plan, blocks);
   for (const [group, localIds] of blocks.localBlockIds.entries()) {
     if (localIds.length === 0) continue;
     const { batch } = shape.groups[group] as { batch: number };
-    const given = blocks.remoteBlockIds[group] as readonly number[];
-    const lookAhead = extra[group] ?? 0;
-    const remoteIds = lookAhead === 0 ? given : given.slice(0, -lookAhead);
-    const pairs = pairBlocks(plan, {
-      group,
-      localIds,
-      remoteIds,
-      numTokens: blocks.numTokens,
-      computedBlocks: blocks.localComputedBlocks?.[group],
-      lookAhead,
-    });
-    requireApart(plan, group, localIds, pairs);
-    const groupPass = buildReceivePass(plan, group, localIds, pairs);
+    // Two sources may fill one block, which the runs of one would not show.
+    if (isDealt) requireNew(localIds, listed[batch] as Set<number>);
+    const { lists, filled } = isDealt
+      ? pairDcp(plan, group, blocks)
+      : pairGroup(plan, group, blocks, extra[group] ?? 0);
+    const groupPass = buildReceivePass(plan, group, localIds, filled);
     if (groupPass !== undefined) pass.push(groupPass);
-    const into = runs[batch] ?? noRuns();
-    runs[batch] = into;
-    const per = partsPerLogical(plan.groupPlans[group] as GroupPlan);
-    addBlockRuns(into, {
-      localIds,
-      remoteIds,
-      localPer: per.local,
-      remotePer: per.remote,
-      ...pairs,
-    });
+    for (const [index, list] of lists.entries()) {
+      if (list.count === 0) continue;
+      const own = runs[index] as (Runs | undefined)[];
+      own[batch] ??= new Runs();
+      own[batch].addBlocks(list);
+    }
   }
-  return runs.map((all, batch) => {
-    if (all === undefined) return undefined;
-    const ordered = orderForRuns(all);
-    requireOnce(plan, shape, batch, ordered);
-    return batchOfRuns(ordered);
-  });
+  const rows = runs.map((batches) =>
+    batches.map((all, batch) => {
+      const ordered = all?.ordered();
+      if (ordered !== undefined) requireOnce(plan, shape, batch, ordered);
+      return ordered;
+    }),
+  );
+  return { rows, pass };
+}
+
+function pairGroup(
+  plan: EngineTransferPlan,
+  group: number,
+  blocks: RequestBlocks,
+  lookAhead: number,
+): ReturnType<typeof pairDcp> {
+  const groupPlan = plan.groupPlans[group] as GroupPlan;
+  const localIds = blocks.localBlockIds[group] as readonly number[];
+  const given = blocks.remoteBlockIds[group] as readonly number[];
+  const remoteIds = lookAhead === 0 ? given : given.slice(0, -lookAhead);
+  const { numTokens } = blocks;
+  const computedBlocks = blocks.localComputedBlocks?.[group];
+  const own = { group, localIds, remoteIds, numTokens, computedBlocks, lookAhead };
+  const filled = pairBlocks(groupPlan, own);
+  const per = partsPerLogical(groupPlan);
+  requireApart(group, localIds, Math.floor(filled.localStart / per.localPer));
+  return { lists: [{ localIds, remoteIds, ...per, ...filled }], filled };
 }
 
 /**
- * Refuses a block that is listed both before the remote's window, where it is zeroed, and within
- * it, where it is filled.
+ * Blocks before the remote's window are zeroed, so they must not be among those within it, from
+ * `first` on.
  */
-function requireApart(
-  plan: EngineTransferPlan,
-  group: number,
-  localIds: readonly number[],
-  { localStart }: PairedBlocks,
-): void {
-  const first = Math.floor(localStart / partsPerLogical(plan.groupPlans[group] as GroupPlan).local);
+function requireApart(group: number, localIds: readonly number[], first: number): void {
   if (first === 0) return;
   const filled = new Set(localIds.slice(first));
   const block = localIds.slice(0, first).find((id) => filled.has(id));
@@ -263,13 +217,21 @@ function requireApart(
   );
 }
 
+function requireNew(localIds: readonly number[], listed: Set<number>): void {
+  for (const block of localIds) {
+    if (listed.has(block))
+      throw outOfRange(`local block ${block} is to be filled twice by one request`, { block });
+    listed.add(block);
+  }
+}
+
 function requireOnce(
   plan: EngineTransferPlan,
   shape: RequestShape,
   batch: number,
-  runs: Runs,
+  rows: Int32Array,
 ): void {
-  const part = overlap(runs);
+  const part = overlap(rows);
   if (part === undefined) return;
   const group = shape.groups.findIndex((one) => one.batch === batch);
   const block = Math.floor(part / (plan.groupPlans[group] as GroupPlan).localParts);

@@ -2,33 +2,29 @@ import type { RankGeometry } from "../geometry/rank-geometry.js";
 
 /** One engine of a pair, as the other side's vLLM sees it in a handshake. */
 export interface CheckedSide {
-  /** Tensor-parallel size. */
   readonly tpSize: number;
-  /** Decode-context-parallel size. */
   readonly dcpSize: number;
-  /** Prefill-context-parallel size. @default 1 */
+  /** @default 1 */
   readonly pcpSize?: number | undefined;
-  /** Pipeline stages; the checking vLLM knows only its own. @default 1 */
+  /** The checking vLLM knows only its own stage. @default 1 */
   readonly ppSize?: number | undefined;
-  /** Tokens in a kernel block. */
   readonly blockSize: number;
-  /** Kernel blocks in a logical block. */
   readonly kernelsPerLogical: number;
-  /** vLLM's name of the layout, such as "LBHNC". */
+  /** vLLM's name, such as "LBHNC". */
   readonly layout: string;
-  /** vLLM's name of the attention backend. */
+  /** vLLM's name. */
   readonly attentionBackend: string;
-  /** Bytes of a kernel block, per region. */
+  /** Bytes of a kernel block, by region. */
   readonly blockLengthsBytes: readonly number[];
-  /** Bytes from one kernel block to the next, per region. */
+  /** Bytes from one kernel block to the next, by region. */
   readonly blockStridesBytes: readonly number[];
-  /** Name of the cache in each region; undefined where the handshake has none. */
+  /** Undefined where the handshake names none. */
   readonly regionNames: readonly string[] | undefined;
-  /** KV cache group of each region; -1 where groups share it. */
+  /** KV cache group by region; -1 where groups share it. */
   readonly regionGroupIds: readonly number[];
-  /** Memory of each region: "DRAM" or "VRAM". */
+  /** By region: "DRAM" or "VRAM". */
   readonly memoryTypes: readonly string[];
-  /** Per cache that lies in a row with others: offset and length in bytes. @default none */
+  /** By cache in a row with others: offset and length in bytes. @default none */
   readonly packedMembers?: Readonly<Record<string, readonly number[]>> | undefined;
   /** Bytes of a replicated state (vLLM: `ple_block_len`). @default null, the model has none */
   readonly pleBlockLengthBytes?: number | null | undefined;
@@ -36,63 +32,51 @@ export interface CheckedSide {
   readonly engineId?: string | undefined;
 }
 
-/** What a request asks of a pair, in kernel blocks of each side. Known only when it runs. */
+/** What a request asks of a pair, in kernel blocks of each side. */
 export interface CheckedRequest {
-  /** Blocks that decode has allocated, per KV cache group. */
+  /** Blocks that decode has allocated, by KV cache group. */
   readonly decodeBlocks: readonly number[];
-  /** Blocks that prefill names, per KV cache group. */
+  /** Blocks that prefill names, by KV cache group. */
   readonly prefillBlocks: readonly number[];
-  /** `remote_num_tokens` of the request; null where the router did not pass it on. */
+  /** `remote_num_tokens`; null where the router did not pass it on. */
   readonly numTokens: number | null;
 }
 
 /** A pair as vLLM's connector looks at it. */
 export interface CheckedPair {
-  /** The vLLM that checks: the reader in pull; both sides in push. */
+  /** The vLLM that checks: the reader in pull, both sides in push. */
   readonly local: CheckedSide;
-  /** The engine that is checked. */
   readonly remote: CheckedSide;
-  /** KV heads of the model. */
   readonly numKvHeads: number;
-  /** The model's attention is MLA. */
   readonly isMla: boolean;
-  /** The model has recurrent states. */
   readonly hasStates: boolean;
   /** The model has circular buffers (vLLM: CSA-linear). @default false */
   readonly isCsaLinear?: boolean | undefined;
-  /** Type of the cache, as vLLM names it. */
   readonly cacheDtype: string;
-  /** P writes. */
   readonly isPush: boolean;
   /** The checking vLLM is a P that writes. @default false */
   readonly writes?: boolean | undefined;
-  /** The checking vLLM caches prefixes. */
   readonly prefixCaching: boolean;
-  /**
-   * The checking vLLM stages in host memory (`kv_buffer_device` of another kind than the device).
-   */
+  /** `kv_buffer_device` of another kind than the device. */
   readonly usesHostBuffer: boolean;
   /** `enable_permute_local_kv` at the checking vLLM. */
   readonly permutes: boolean;
-  /** The model needs the hybrid cache manager: it has several kinds of layers. */
+  /** The model has several kinds of layers. */
   readonly needsHma: boolean;
   /** KV heads of a draft model under MLA, whose cache is the last region; null without one. */
   readonly draftKvHeads: number | null;
-  /** The request. @default none: only what every request of the pair meets is checked */
+  /** @default none: only what every request of the pair meets is checked */
   readonly request?: CheckedRequest | undefined;
 }
 
-/** A pair that has a plan, and that vLLM cannot serve. */
+/** Why vLLM cannot serve a pair that has a plan. */
 export interface VllmLimit {
   /** What differs, such as "block_size", "kv_cache_layout" or "tp_size". */
   readonly factor: string;
-  /** The prefill engine's value. */
   readonly prefill: number | string;
   /** The decode engine's value; for "tp_size" the model's KV heads. */
   readonly decode: number | string;
-  /** One sentence for people. */
   readonly text: string;
-  /** The remedy. */
   readonly fix: string;
 }
 
@@ -108,26 +92,56 @@ export interface VllmRefusal {
   readonly id: string;
   /** The function in vLLM's `kv_connector/`. */
   readonly where: string;
-  /**
-   * The first version that has it; all that are described here, from 0.31 on, where it is absent.
-   */
+  /** First version that has it. Absent: 0.31, the first described here. */
   readonly since?: string;
-  /** A part of vLLM's message; empty for an assertion without one. */
+  /** Empty for an assertion without a message. */
   readonly says: string;
-  /** `pair`: what handshakes tell decides. `request`: known only when a request runs. */
+  /** `pair`: handshakes decide. `request`: known only when a request runs. */
   readonly known: "pair" | "request";
-  /** Whether vLLM refuses the pair at this check, where it gets that far. */
   refuses(pair: Looked): boolean;
-  /**
-   * What to say of it; `local` is the checking vLLM. Absent where a plan refuses the same pairs
-   * with a reason of its own.
-   */
+  /** `local` is the checking vLLM. Absent where a plan refuses the same pairs. */
   limit?(pair: CheckedPair): Omit<VllmLimit, "prefill" | "decode"> & {
     readonly values: readonly [remote: number | string, local: number | string];
   };
 }
 
-/** Checks of one function of vLLM that handshakes decide, where a row does not say otherwise. */
+/** What a side has of each factor. */
+const FACTORS = {
+  attn_backend_name: ({ attentionBackend }) => attentionBackend,
+  block_size: ({ blockSize }) => blockSize,
+  dcp_size: ({ dcpSize }) => dcpSize,
+  engine_id: ({ engineId }) => String(engineId),
+  kv_cache_layout: ({ layout }) => layout,
+  packed_member_layouts: membersText,
+  ple_block_len: pleBytes,
+  region_group_ids: ({ regionGroupIds }) => regionGroupIds.join(),
+  region_mem_types: ({ memoryTypes }) => [...new Set(memoryTypes)].join(),
+  tp_size: ({ tpSize }) => tpSize,
+} satisfies Record<string, (side: CheckedSide) => number | string>;
+
+type Advice = string | ((pair: CheckedPair) => string);
+
+/** The limit of a check that compares both sides' `factor`. */
+export const differs =
+  (factor: keyof typeof FACTORS, text: Advice, fix: Advice): NonNullable<VllmRefusal["limit"]> =>
+  (pair) => {
+    const said = (advice: Advice) => (typeof advice === "string" ? advice : advice(pair));
+    const values = [FACTORS[factor](pair.remote), FACTORS[factor](pair.local)] as const;
+    return { factor, values, text: said(text), fix: said(fix) };
+  };
+
+export function membersText({ packedMembers = {} }: CheckedSide): string {
+  return Object.entries(packedMembers)
+    .map(([name, place]) => `${name} ${place.join("+")}`)
+    .sort()
+    .join(", ");
+}
+
+/** Bytes of a replicated state in a logical block. */
+export function pleBytes({ pleBlockLengthBytes, kernelsPerLogical }: CheckedSide): number {
+  return (pleBlockLengthBytes ?? 0) * kernelsPerLogical;
+}
+
 export const refusalsAt = (
   where: string,
   rows: readonly (Omit<VllmRefusal, "where" | "known"> & Partial<VllmRefusal>)[],
@@ -140,9 +154,7 @@ export const ratioOf = ({ local, remote }: CheckedPair) =>
     : -Math.floor(remote.tpSize / local.tpSize);
 /** Tokens of a local kernel block over those of a remote one. */
 export const blockRatio = ({ local, remote }: CheckedPair) => local.blockSize / remote.blockSize;
-/** One of the engines shards tokens over its ranks. */
 export const hasDcp = ({ local, remote }: CheckedPair) => local.dcpSize > 1 || remote.dcpSize > 1;
-/** The regions of the two engines belong to other groups. */
 export const groupsDiffer = ({ local, remote }: CheckedPair) =>
   local.regionGroupIds.join() !== remote.regionGroupIds.join();
 /** A P with pipeline stages pairs layers by name, not by the order of regions. */
@@ -152,7 +164,7 @@ export const pairsByName = ({ local, writes, hasStates, needsHma }: CheckedPair)
   !hasStates &&
   (needsHma || local.layout.startsWith("BL"));
 
-/** A rank as the other side's vLLM sees it. Throws nothing. */
+/** Returns a rank as the other side's vLLM sees it. Throws nothing. */
 export function checkedSide(rank: RankGeometry): CheckedSide {
   const { regions, packedMembers = {} } = rank;
   const packed = Object.entries(packedMembers).map(([name, { offsetBytes, lengthBytes }]) => [

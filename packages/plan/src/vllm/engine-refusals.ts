@@ -2,7 +2,10 @@ import {
   blockRatio,
   type CheckedPair,
   type CheckedSide,
+  differs,
+  membersText,
   pairsByName,
+  pleBytes,
   ratioOf,
   refusalsAt,
 } from "./checked-pair.js";
@@ -13,19 +16,10 @@ const PARALLEL = "v1/nixl/base_worker.py, _validate_remote_parallel_config";
 const isReplicatedPcp = (one: CheckedSide, other: CheckedSide) =>
   (one.pcpSize ?? 1) > 1 && one.dcpSize === 1 && other.dcpSize > 1;
 const isPacked = ({ packedMembers = {} }: CheckedSide) => Object.keys(packedMembers).length > 0;
-const membersText = ({ packedMembers = {} }: CheckedSide) =>
-  Object.entries(packedMembers)
-    .map(([name, place]) => `${name} ${place.join("+")}`)
-    .sort()
-    .join(", ");
-/** The checking vLLM has a region for each layer, and the other packs all of them into rows. */
 export const readsPackedRows = (pair: CheckedPair) =>
   isPacked(pair.remote) && !isPacked(pair.local) && !pairsByName(pair);
-/** The remote region that holds the rows. */
 export const packedRow = ({ remote: { regionNames = [], packedMembers = {} } }: CheckedPair) =>
   regionNames.findIndex((name) => Object.hasOwn(packedMembers, name));
-const pleBytes = ({ pleBlockLengthBytes, kernelsPerLogical }: CheckedSide) =>
-  (pleBlockLengthBytes ?? 0) * kernelsPerLogical;
 /** Remote ranks whose heads a local rank needs. */
 const sourceRanks = ({ local, remote, numKvHeads }: CheckedPair) =>
   Math.min(
@@ -41,12 +35,13 @@ export const ENGINE_REFUSALS = refusalsAt(ADD, [
     says: "CSA-linear NIXL requires both endpoints on the same side of",
     refuses: ({ local, remote, isCsaLinear = false, numKvHeads }) =>
       isCsaLinear && local.tpSize < numKvHeads !== remote.tpSize < numKvHeads,
-    limit: ({ local, remote, numKvHeads }) => ({
-      factor: "tp_size",
-      values: [remote.tpSize, local.tpSize],
-      text: `a vLLM whose model has circular buffers does not pair TP ${local.tpSize} with TP ${remote.tpSize}: one side has fewer ranks than the ${numKvHeads} KV heads`,
-      fix: `give both a TP size below ${numKvHeads}, or both one of ${numKvHeads} or more`,
-    }),
+    limit: differs(
+      "tp_size",
+      ({ local, remote, numKvHeads }) =>
+        `a vLLM whose model has circular buffers does not pair TP ${local.tpSize} with TP ${remote.tpSize}: one side has fewer ranks than the ${numKvHeads} KV heads`,
+      ({ numKvHeads }) =>
+        `give both a TP size below ${numKvHeads}, or both one of ${numKvHeads} or more`,
+    ),
   },
   {
     id: "pcp-spans-dcp",
@@ -54,12 +49,12 @@ export const ENGINE_REFUSALS = refusalsAt(ADD, [
     says: "Remote NixlConnector PCP+DCP does not span the full PCP group",
     refuses: ({ remote: { pcpSize = 1, dcpSize } }) =>
       pcpSize > 1 && dcpSize !== 1 && dcpSize !== pcpSize,
-    limit: ({ local, remote: { pcpSize = 1, dcpSize } }) => ({
-      factor: "dcp_size",
-      values: [dcpSize, local.dcpSize],
-      text: `a vLLM refuses a peer with PCP ${pcpSize} and DCP ${dcpSize}`,
-      fix: "give prefill a DCP size of 1 or of its PCP size",
-    }),
+    limit: differs(
+      "dcp_size",
+      ({ remote: { pcpSize = 1, dcpSize } }) =>
+        `a vLLM refuses a peer with PCP ${pcpSize} and DCP ${dcpSize}`,
+      "give prefill a DCP size of 1 or of its PCP size",
+    ),
   },
   {
     id: "replicated-pcp",
@@ -67,34 +62,33 @@ export const ENGINE_REFUSALS = refusalsAt(ADD, [
     says: "Replicated PCP cannot be paired with a DCP-sharded NIXL peer",
     refuses: ({ local, remote }) =>
       isReplicatedPcp(local, remote) || isReplicatedPcp(remote, local),
-    limit: ({ local, remote }) => ({
-      factor: "dcp_size",
-      values: [remote.dcpSize, local.dcpSize],
-      text: "a vLLM does not pair an engine with PCP and no DCP with one that has DCP",
-      fix: "use DCP on both sides, or on neither",
-    }),
+    limit: differs(
+      "dcp_size",
+      "a vLLM does not pair an engine with PCP and no DCP with one that has DCP",
+      "use DCP on both sides, or on neither",
+    ),
   },
   {
     id: "stages-block-size",
     says: "Attention-HMA push requires identical P/D block sizes",
     refuses: (pair) => pairsByName(pair) && pair.local.blockSize !== pair.remote.blockSize,
-    limit: ({ local, remote }) => ({
-      factor: "block_size",
-      values: [remote.blockSize, local.blockSize],
-      text: `a vLLM with pipeline stages does not push kernel blocks of ${local.blockSize} tokens to an engine with ${remote.blockSize}`,
-      fix: "give both the same --block-size",
-    }),
+    limit: differs(
+      "block_size",
+      ({ local, remote }) =>
+        `a vLLM with pipeline stages does not push kernel blocks of ${local.blockSize} tokens to an engine with ${remote.blockSize}`,
+      "give both the same --block-size",
+    ),
   },
   {
     id: "stages-tp",
     says: "Attention-HMA push does not support decode TP greater than prefill TP yet",
     refuses: (pair) => pairsByName(pair) && !pair.isMla && pair.remote.tpSize > pair.local.tpSize,
-    limit: ({ local, remote }) => ({
-      factor: "tp_size",
-      values: [remote.tpSize, local.tpSize],
-      text: `a vLLM with pipeline stages of TP ${local.tpSize} does not push to an engine of TP ${remote.tpSize}`,
-      fix: "decode with prefill's TP size at most",
-    }),
+    limit: differs(
+      "tp_size",
+      ({ local, remote }) =>
+        `a vLLM with pipeline stages of TP ${local.tpSize} does not push to an engine of TP ${remote.tpSize}`,
+      "decode with prefill's TP size at most",
+    ),
   },
   {
     id: "packed-names",
@@ -109,12 +103,12 @@ export const ENGINE_REFUSALS = refusalsAt(ADD, [
     since: "0.33.0",
     says: "Reading multi-group packed KV rows into per-layer regions is not supported",
     refuses: (pair) => readsPackedRows(pair) && pair.remote.regionGroupIds[packedRow(pair)] === -1,
-    limit: ({ local, remote }) => ({
-      factor: "kv_cache_layout",
-      values: [remote.layout, local.layout],
-      text: `a vLLM with the layout ${local.layout} does not read rows of ${remote.layout} that several KV cache groups share`,
-      fix: "use one cache layout on both sides (VLLM_KV_CACHE_LAYOUT)",
-    }),
+    limit: differs(
+      "kv_cache_layout",
+      ({ local, remote }) =>
+        `a vLLM with the layout ${local.layout} does not read rows of ${remote.layout} that several KV cache groups share`,
+      "use one cache layout on both sides (VLLM_KV_CACHE_LAYOUT)",
+    ),
   },
   {
     id: "packed-rows",
@@ -124,12 +118,12 @@ export const ENGINE_REFUSALS = refusalsAt(ADD, [
       isPacked(pair.local) &&
       !pairsByName(pair) &&
       membersText(pair.local) !== membersText(pair.remote),
-    limit: ({ local, remote }) => ({
-      factor: "packed_member_layouts",
-      values: [membersText(remote), membersText(local)],
-      text: `a vLLM whose rows hold the pages of all layers (${local.layout}) refuses a peer whose rows differ`,
-      fix: "use one cache layout and one --block-size on both sides",
-    }),
+    limit: differs(
+      "packed_member_layouts",
+      ({ local }) =>
+        `a vLLM whose rows hold the pages of all layers (${local.layout}) refuses a peer whose rows differ`,
+      "use one cache layout and one --block-size on both sides",
+    ),
   },
   {
     id: "own-engine-id",
@@ -137,19 +131,16 @@ export const ENGINE_REFUSALS = refusalsAt(ADD, [
     says: "Cannot register local engine",
     refuses: ({ local, remote }) =>
       local.engineId !== undefined && local.engineId === remote.engineId,
-    limit: ({ local, remote }) => ({
-      factor: "engine_id",
-      values: [String(remote.engineId), String(local.engineId)],
-      text: `both servers are engine ${local.engineId}: a vLLM refuses a peer with its own engine_id`,
-      fix: "give two servers, and leave engine_id out of --kv-transfer-config or give each its own",
-    }),
+    limit: differs(
+      "engine_id",
+      ({ local }) =>
+        `both servers are engine ${local.engineId}: a vLLM refuses a peer with its own engine_id`,
+      "give two servers, and leave engine_id out of --kv-transfer-config or give each its own",
+    ),
   },
 ]);
 
-/**
- * vLLM's checks when it makes the lists of a peer's blocks, after those of its handshake, in their
- * order.
- */
+/** vLLM's checks when it lists a peer's blocks, after those of its handshake, in their order. */
 export const LIST_REFUSALS = refusalsAt(ADD, [
   {
     id: "gathered-states-block-size",
@@ -161,39 +152,34 @@ export const LIST_REFUSALS = refusalsAt(ADD, [
       ratioOf(pair) < 0 &&
       blockRatio(pair) !== 1 &&
       sourceRanks(pair) > 1,
-    limit: ({ local, remote }) => ({
-      factor: "block_size",
-      values: [remote.blockSize, local.blockSize],
-      text: `a vLLM of TP ${local.tpSize} with kernel blocks of ${local.blockSize} tokens and states refuses a peer of TP ${remote.tpSize} with blocks of ${remote.blockSize}`,
-      fix: "give both the same --block-size, or prefill a TP size of decode's at most",
-    }),
+    limit: differs(
+      "block_size",
+      ({ local, remote }) =>
+        `a vLLM of TP ${local.tpSize} with kernel blocks of ${local.blockSize} tokens and states refuses a peer of TP ${remote.tpSize} with blocks of ${remote.blockSize}`,
+      "give both the same --block-size, or prefill a TP size of decode's at most",
+    ),
   },
   {
     id: "ple",
     where: "v1/nixl/base_worker.py, _build_mamba_remote",
-    // 0.31 compares lengths of regions, which its handshake has for whole blocks only.
+    // 0.31 compares region lengths, which its handshake has for whole blocks only.
     since: "0.32.0",
     says: "PLE pages require identical P/D geometry",
     refuses: ({ local, remote, hasStates }) => hasStates && pleBytes(local) !== pleBytes(remote),
-    limit: ({ local, remote }) => ({
-      factor: "ple_block_len",
-      values: [pleBytes(remote), pleBytes(local)],
-      text: "a vLLM refuses a peer whose replicated state has another size",
-      fix: "give both the same --block-size and --dtype",
-    }),
+    limit: differs(
+      "ple_block_len",
+      "a vLLM refuses a peer whose replicated state has another size",
+      "give both the same --block-size and --dtype",
+    ),
   },
   {
     id: "mixed-memory",
     says: "NIXL pull does not yet support a mixed-memory producer",
     refuses: ({ remote }) => new Set(remote.memoryTypes).size > 1,
-    limit: ({ local, remote }) => ({
-      factor: "region_mem_types",
-      values: [
-        [...new Set(remote.memoryTypes)].join(","),
-        [...new Set(local.memoryTypes)].join(","),
-      ],
-      text: "a vLLM refuses a peer with regions in host and in device memory",
-      fix: "keep the whole KV cache of prefill in one kind of memory",
-    }),
+    limit: differs(
+      "region_mem_types",
+      "a vLLM refuses a peer with regions in host and in device memory",
+      "keep the whole KV cache of prefill in one kind of memory",
+    ),
   },
 ]);

@@ -1,6 +1,7 @@
 import {
   blockRatio,
   type CheckedPair,
+  differs,
   groupsDiffer,
   hasDcp,
   type Looked,
@@ -16,17 +17,13 @@ const isReplicated = (pair: CheckedPair) => pair.remote.tpSize > pair.numKvHeads
 const isBlockContiguous = (layout: string) => layout.endsWith("HNC");
 const draftHeads = ({ local, remote, draftKvHeads }: CheckedPair) =>
   [headsOf(draftKvHeads ?? 1, local.tpSize), headsOf(draftKvHeads ?? 1, remote.tpSize)] as const;
-/** The enabled conversion from LBHNC applies. */
 const isPermuted = ({ local, remote, permutes, isMla, permutesToAny = false }: Looked) =>
   !isMla &&
   permutes &&
   remote.layout === "LBHNC" &&
   (permutesToAny ? local.layout !== "LBHNC" : local.layout === "LBNHC");
 
-/**
- * Whether a region's length is not what vLLM computes from the local one; `kind` is the way in
- * which it computes it.
- */
+/** A region's length is not what vLLM computes from the local one in this way. */
 function lengthDiffers(pair: CheckedPair, kind: "replicated" | "split" | "gathered"): boolean {
   const { local, remote, isMla, numKvHeads, draftKvHeads, hasStates } = pair;
   if (hasStates || local.blockLengthsBytes.length !== remote.blockLengthsBytes.length) return false;
@@ -67,12 +64,12 @@ export const HANDSHAKE_REFUSALS = refusalsAt(VALIDATE, [
     where: "utils.py, TransferTopology.block_size_ratio",
     says: "Local block size",
     refuses: (pair) => !Number.isInteger(blockRatio(pair)),
-    limit: ({ local, remote }) => ({
-      factor: "block_size",
-      values: [remote.blockSize, local.blockSize],
-      text: `a vLLM with kernel blocks of ${local.blockSize} tokens refuses a peer with blocks of ${remote.blockSize}: they must divide its own`,
-      fix: "give both the same --block-size, or decode a multiple of prefill's",
-    }),
+    limit: differs(
+      "block_size",
+      ({ local, remote }) =>
+        `a vLLM with kernel blocks of ${local.blockSize} tokens refuses a peer with blocks of ${remote.blockSize}: they must divide its own`,
+      "give both the same --block-size, or decode a multiple of prefill's",
+    ),
   },
   {
     id: "more-ranks-than-heads",
@@ -109,23 +106,23 @@ export const HANDSHAKE_REFUSALS = refusalsAt(VALIDATE, [
     id: "host-buffer-block-size",
     says: "Heterogeneous block sizes are not supported with host buffer",
     refuses: (pair) => pair.usesHostBuffer && blockRatio(pair) !== 1,
-    limit: ({ local, remote }) => ({
-      factor: "block_size",
-      values: [remote.blockSize, local.blockSize],
-      text: `a vLLM that stages in host memory refuses a peer with kernel blocks of ${remote.blockSize} tokens beside its own of ${local.blockSize}`,
-      fix: "give both the same --block-size",
-    }),
+    limit: differs(
+      "block_size",
+      ({ local, remote }) =>
+        `a vLLM that stages in host memory refuses a peer with kernel blocks of ${remote.blockSize} tokens beside its own of ${local.blockSize}`,
+      "give both the same --block-size",
+    ),
   },
   {
     id: "permute-hma",
     says: "HMA does not support block size post processing",
     refuses: (pair) => isPermuted(pair) && pair.needsHma,
-    limit: ({ local, remote }) => ({
-      factor: "kv_cache_layout",
-      values: [remote.layout, local.layout],
-      text: `a vLLM whose model has several kinds of layers does not permute ${remote.layout} to ${local.layout}`,
-      fix: "use one cache layout on both sides",
-    }),
+    limit: differs(
+      "kv_cache_layout",
+      ({ local, remote }) =>
+        `a vLLM whose model has several kinds of layers does not permute ${remote.layout} to ${local.layout}`,
+      "use one cache layout on both sides",
+    ),
   },
   {
     id: "layout",
@@ -139,12 +136,12 @@ export const HANDSHAKE_REFUSALS = refusalsAt(VALIDATE, [
       needsHma &&
       local.attentionBackend === "CPU_ATTN" &&
       remote.attentionBackend !== local.attentionBackend,
-    limit: ({ local, remote }) => ({
-      factor: "attn_backend_name",
-      values: [remote.attentionBackend, local.attentionBackend],
-      text: `a vLLM on the CPU whose model has several kinds of layers refuses a peer with ${remote.attentionBackend}`,
-      fix: "use the same attention backend at both",
-    }),
+    limit: differs(
+      "attn_backend_name",
+      ({ remote }) =>
+        `a vLLM on the CPU whose model has several kinds of layers refuses a peer with ${remote.attentionBackend}`,
+      "use the same attention backend at both",
+    ),
   },
   {
     id: "contiguous-heads",
@@ -155,12 +152,12 @@ export const HANDSHAKE_REFUSALS = refusalsAt(VALIDATE, [
       !isReplicated(pair) &&
       !isBlockContiguous(pair.local.layout) &&
       !isPermuted(pair),
-    limit: ({ local, remote }) => ({
-      factor: "kv_cache_layout",
-      values: [remote.layout, local.layout],
-      text: `a vLLM of TP ${local.tpSize} with the layout ${local.layout} does not split heads with a peer of TP ${remote.tpSize}`,
-      fix: "use LBHNC (HND) on both sides, or equal TP sizes",
-    }),
+    limit: differs(
+      "kv_cache_layout",
+      ({ local, remote }) =>
+        `a vLLM of TP ${local.tpSize} with the layout ${local.layout} does not split heads with a peer of TP ${remote.tpSize}`,
+      "use LBHNC (HND) on both sides, or equal TP sizes",
+    ),
   },
   {
     id: "draft-layout",
@@ -219,12 +216,12 @@ export const HANDSHAKE_REFUSALS = refusalsAt(VALIDATE, [
       !isReplicated(pair) &&
       ratioOf(pair) < 0 &&
       blockRatio(pair) !== 1,
-    limit: ({ local, remote }) => ({
-      factor: "block_size",
-      values: [remote.blockSize, local.blockSize],
-      text: `a vLLM of TP ${local.tpSize} with kernel blocks of ${local.blockSize} tokens refuses a peer of TP ${remote.tpSize} with blocks of ${remote.blockSize}`,
-      fix: "give both the same --block-size, or prefill a TP size of decode's at most",
-    }),
+    limit: differs(
+      "block_size",
+      ({ local, remote }) =>
+        `a vLLM of TP ${local.tpSize} with kernel blocks of ${local.blockSize} tokens refuses a peer of TP ${remote.tpSize} with blocks of ${remote.blockSize}`,
+      "give both the same --block-size, or prefill a TP size of decode's at most",
+    ),
   },
   {
     id: "split-lengths",

@@ -20,7 +20,7 @@ export {
 
 /**
  * vLLM's checks of a pair, in their order (0.31 to 0.33). `tools/vllm/refusals.ts` compares them
- * with vLLM's own code.
+ * with vLLM's code.
  */
 export const VLLM_REFUSALS: readonly VllmRefusal[] = [
   ...ENGINE_REFUSALS,
@@ -29,12 +29,12 @@ export const VLLM_REFUSALS: readonly VllmRefusal[] = [
   ...REQUEST_REFUSALS,
 ];
 
-/** A release as a number that can be compared: 33 for "0.33.1". */
+/** 33 for "0.33.1". */
 const minorOf = (version: string) => Number(version.split(".")[1]);
 
 /**
- * The check at which a vLLM of a version, such as "0.33.0", refuses a pair; undefined where it
- * takes it. Versions before 0.31 are taken for 0.31. Throws nothing.
+ * Returns the check at which a vLLM of `version`, such as "0.33.0", refuses a pair; undefined where
+ * it takes it. Versions before 0.31 count as 0.31.
  */
 export function refusalOf(pair: CheckedPair, version: string): VllmRefusal | undefined {
   const minor = minorOf(version);
@@ -52,9 +52,7 @@ export function refusalOf(pair: CheckedPair, version: string): VllmRefusal | und
   );
 }
 
-/**
- * From 0.33 on, a vLLM with a region for each layer sees the pages of the other's rows as regions.
- */
+/** From 0.33 on, a vLLM with a region for each layer sees pages of the other's rows as regions. */
 function withSplitRows(pair: Looked): Looked {
   if (!readsPackedRows(pair)) return pair;
   const { local, remote } = pair;
@@ -83,8 +81,8 @@ function withSplitRows(pair: Looked): Looked {
 const MAX_SPLIT = 128;
 
 /**
- * From 0.33 on, a vLLM that reads latents beside states cuts the other's blocks, so that they
- * divide its own.
+ * From 0.33 on, a vLLM that reads latents beside states cuts the other's blocks so that they divide
+ * its own.
  */
 function withSplitBlocks(pair: Looked): Looked {
   const { local, remote, hasStates, isMla, isPush } = pair;
@@ -113,23 +111,18 @@ function greatestCommonDivisor(one: number, other: number): number {
   return other === 0 ? one : greatestCommonDivisor(other, one % other);
 }
 
-/** Two engines, and what vLLM's checks need beside their ranks. */
+/** Two engines, and what vLLM's checks need besides their ranks. */
 export interface RanksToCheck {
   /** The vLLM that checks. */
   readonly local: CheckedSide;
-  /** The engine that is checked. */
   readonly remote: CheckedSide;
-  /** The model's groups, heads and type of cache. */
   readonly model: ModelGeometry;
-  /** The model has recurrent states. */
   readonly hasStates: boolean;
-  /** Who moves the blocks: D reads, or P writes. */
   readonly mode: "pull" | "push";
-  /** The side that checks. */
   readonly checking: "prefill" | "decode";
 }
 
-/** A pair with the values of settings that no handshake carries for which vLLM refuses least. */
+/** Settings that no handshake carries get the values with which vLLM refuses least. */
 function pairOfRanks({
   local,
   remote,
@@ -158,8 +151,8 @@ function pairOfRanks({
 }
 
 /**
- * What to say of a pair that a vLLM of `version` refuses, and a plan does not; undefined where it
- * takes the pair. Throws nothing.
+ * Returns why a vLLM of `version` refuses a pair that a plan does not; undefined where it takes the
+ * pair.
  */
 export function vllmLimitOf(ranks: RanksToCheck, version: string): VllmLimit | undefined {
   const pair = pairOfRanks(ranks);

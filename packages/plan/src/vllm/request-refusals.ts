@@ -1,6 +1,7 @@
 import {
   blockRatio,
   type CheckedPair,
+  differs,
   groupsDiffer,
   hasDcp,
   pairsByName,
@@ -11,7 +12,7 @@ const READ = "v1/nixl/pull_worker.py, _read_blocks_for_req";
 const WRITE = "v1/nixl/push_worker.py, _xfer_blocks_for_req";
 const PAIRING = "v1/nixl/base_worker.py, _apply_prefix_caching";
 
-/** D reads region by region, because its regions belong to other groups than P's. */
+/** D reads region by region where its regions belong to other groups than P's. */
 const readsByRegion = (pair: CheckedPair) =>
   !pair.isPush && groupsDiffer(pair) && pair.isMla && !pair.hasStates;
 const hasSharedRegion = ({ local, remote }: CheckedPair) =>
@@ -20,12 +21,6 @@ const needsCounts = (pair: CheckedPair) =>
   hasDcp(pair) || pair.local.kernelsPerLogical !== pair.remote.kernelsPerLogical;
 const countsAreKnown = (pair: CheckedPair) =>
   pair.request?.numTokens != null && !hasSharedRegion(pair);
-const groupsText = (pair: CheckedPair) =>
-  [pair.remote, pair.local].map(({ regionGroupIds }) => regionGroupIds.join(",")) as [
-    string,
-    string,
-  ];
-/** Blocks of each group, of decode and of prefill, where the request is paired group by group. */
 function pairedCounts(pair: CheckedPair): readonly (readonly [decode: number, prefill: number])[] {
   const { request } = pair;
   const isPaired = pair.isPush ? pair.writes === true : !readsByRegion(pair) && !hasDcp(pair);
@@ -33,9 +28,6 @@ function pairedCounts(pair: CheckedPair): readonly (readonly [decode: number, pr
     return [];
   return request.decodeBlocks.map((count, group) => [count, request.prefillBlocks[group] ?? 0]);
 }
-/**
- * Blocks of each region, of decode and of prefill, where the request is paired region by region.
- */
 function regionCounts(pair: CheckedPair): readonly (readonly [decode: number, prefill: number])[] {
   const { request, local, remote } = pair;
   if (request === undefined || !readsByRegion(pair)) return [];
@@ -50,40 +42,38 @@ function regionCounts(pair: CheckedPair): readonly (readonly [decode: number, pr
 const isState = ({ hasStates }: CheckedPair, group: number, groups: number) =>
   hasStates && group === groups - 1;
 
-/** vLLM's checks of a pair when it reads or writes the blocks of a request, in their order. */
+/** vLLM's checks when it reads or writes a request's blocks, in their order. */
 export const REQUEST_REFUSALS = refusalsAt(READ, [
   {
     id: "read-groups",
     says: "Different NIXL cache-group layouts are only supported for pure MLA models",
     refuses: (pair) => !pair.isPush && groupsDiffer(pair) && (!pair.isMla || pair.hasStates),
-    limit: (pair) => ({
-      factor: "region_group_ids",
-      values: groupsText(pair),
-      text: "a vLLM whose model is not MLA alone fails each read from an engine whose regions belong to other KV cache groups",
-      fix: "use one layout, one cache dtype and one block size on both sides",
-    }),
+    limit: differs(
+      "region_group_ids",
+      "a vLLM whose model is not MLA alone fails each read from an engine whose regions belong to other KV cache groups",
+      "use one layout, one cache dtype and one block size on both sides",
+    ),
   },
   {
     id: "read-groups-block-size",
     says: "Region-mapped NIXL transfers require matching physical block sizes",
     refuses: (pair) => readsByRegion(pair) && blockRatio(pair) !== 1,
-    limit: ({ local, remote }) => ({
-      factor: "block_size",
-      values: [remote.blockSize, local.blockSize],
-      text: `a vLLM whose regions belong to other KV cache groups fails each read of kernel blocks of ${remote.blockSize} tokens into its own of ${local.blockSize}`,
-      fix: "give both the same --block-size",
-    }),
+    limit: differs(
+      "block_size",
+      ({ local, remote }) =>
+        `a vLLM whose regions belong to other KV cache groups fails each read of kernel blocks of ${remote.blockSize} tokens into its own of ${local.blockSize}`,
+      "give both the same --block-size",
+    ),
   },
   {
     id: "read-shared-regions",
     says: "Region-mapped pulls with DCP or different logical block sizes require remote_num_tokens",
     refuses: (pair) => readsByRegion(pair) && needsCounts(pair) && hasSharedRegion(pair),
-    limit: (pair) => ({
-      factor: "region_group_ids",
-      values: groupsText(pair),
-      text: "a vLLM fails each read from an engine whose KV cache groups share regions, where the groups, and DCP sizes or logical blocks, differ",
-      fix: "use one layout and one --block-size on both sides",
-    }),
+    limit: differs(
+      "region_group_ids",
+      "a vLLM fails each read from an engine whose KV cache groups share regions, where the groups, and DCP sizes or logical blocks, differ",
+      "use one layout and one --block-size on both sides",
+    ),
   },
   {
     id: "read-num-tokens",
@@ -121,12 +111,11 @@ export const REQUEST_REFUSALS = refusalsAt(READ, [
     where: WRITE,
     says: "NixlPushConnector does not support different producer and consumer cache-group layouts",
     refuses: (pair) => pair.writes === true && groupsDiffer(pair) && !pairsByName(pair),
-    limit: (pair) => ({
-      factor: "region_group_ids",
-      values: groupsText(pair),
-      text: "a vLLM prefill worker does not push to an engine whose regions belong to other KV cache groups",
-      fix: "use one layout, one cache dtype and one block size on both sides, or pull",
-    }),
+    limit: differs(
+      "region_group_ids",
+      "a vLLM prefill worker does not push to an engine whose regions belong to other KV cache groups",
+      "use one layout, one cache dtype and one block size on both sides, or pull",
+    ),
   },
   {
     id: "more-decode-blocks",

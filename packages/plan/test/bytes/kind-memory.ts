@@ -18,6 +18,8 @@ import type {
 export interface CacheSpec {
   readonly name: string;
   readonly groups: readonly number[];
+  /** What its region says. Default: its only group, or -1. */
+  readonly groupId?: number;
   /** KV heads of the whole model; undefined: the same on every rank. */
   readonly heads?: number;
   /** Tokens in a logical block; default the engine's. */
@@ -48,6 +50,8 @@ export interface KindEngine {
   readonly perLogical: number;
   /** Default LBHNC. */
   readonly layout?: KvCacheLayout;
+  /** Default FLASH_ATTN. */
+  readonly attentionBackend?: string;
   readonly logicalBlocks: number;
   readonly padding?: number;
   /** For each stage, the indices of its caches. */
@@ -137,7 +141,7 @@ export function kindEngine(
               ? page
               : attentionBytes(cache, engine),
           blockStrideBytes: page + (engine.padding ?? 0),
-          groupId: cache.groups.length === 1 ? (cache.groups[0] as number) : -1,
+          groupId: cache.groupId ?? (cache.groups.length === 1 ? (cache.groups[0] as number) : -1),
           ...(cache.groups.length > 1 && cache.groups.length < groups.length
             ? { groupIds: cache.groups }
             : {}),
@@ -160,7 +164,7 @@ export function kindEngine(
         kernelBlockSize: engine.kernelTokens,
         physicalBlocksPerLogical: engine.perLogical,
         layout: engine.layout ?? "LBHNC",
-        attentionBackend: "FLASH_ATTN",
+        attentionBackend: engine.attentionBackend ?? "FLASH_ATTN",
         deviceId: 0,
         regions,
         ...(groups.some((_, group) => {
@@ -273,7 +277,11 @@ export function eachCell(
       for (let token = request.fromToken?.[group] ?? 0; token < request.numTokens; token++) {
         const position = Math.floor(token / logicalTokens);
         if (position % dcpSize !== geometry.tpRank % dcpSize) continue;
-        const logical = table[Math.floor(position / dcpSize)] as number;
+        const listed = Math.floor(position / dcpSize);
+        // A circular buffer begins again behind its last block.
+        const logical = table[
+          kinds[group] === "circular" ? listed % table.length : listed
+        ] as number;
         const within = token % logicalTokens;
         const block = logical * geometry.physicalBlocksPerLogical + Math.floor(within / tokens);
         for (let head = 0; head < heads; head++) {

@@ -38,12 +38,17 @@ export interface KindScene {
   readonly decode: KindEngine;
   readonly form: "permute" | "direct" | undefined;
   readonly numTokens: number;
-  readonly computedBlocks: number;
+  /** Of a prefix hit: of all groups, or of each. */
+  readonly computedBlocks: number | readonly number[];
   /** False: the request does not say how many blocks a prefix hit supplies. */
   readonly tellsComputed?: boolean;
   readonly conversions?: readonly ReceiveConversion[];
-  /** Number of blocks that a window keeps. */
+  /** Number of blocks that a window keeps; P may have freed more of them. */
   readonly windowBlocks: number;
+  readonly prefillWindowBlocks?: number;
+  /** D's prefix cache has blocks of windows too. */
+  readonly hitsWindows?: boolean;
+  readonly masksUncovered?: boolean;
   readonly states: number;
   readonly seed: number;
 }
@@ -52,6 +57,8 @@ interface Model {
   readonly groups: readonly KvCacheKind[];
   readonly caches: readonly CacheSpec[];
   readonly numKvHeads?: number;
+  /** With more ranks a cell would be smaller than a label. */
+  readonly mostRanks?: number;
   /** Optional abilities of the engines. */
   readonly allows?: readonly ("dcp" | "stages" | "packed")[];
 }
@@ -78,6 +85,15 @@ const MODELS: readonly Model[] = [
   {
     groups: ["mla", "mamba"],
     caches: [layer(0, { groups: [0, 1], state: { projections: [64], recurrent: 64 } })],
+  },
+  {
+    // States in regions of their own, larger than a block of attention.
+    groups: ["full", "mamba"],
+    caches: [layer(0, { groups: [0], heads: 4 }), layer(1, { groups: [1], state })],
+  },
+  {
+    groups: ["mla", "mamba"],
+    caches: [layer(0, { groups: [0] }), layer(1, { groups: [1], state })],
   },
   {
     groups: ["mla"],
@@ -125,6 +141,7 @@ const MODELS: readonly Model[] = [
     groups: ["full", "swa"],
     caches: [layer(0, { groups: [0, 1], heads: 8, of: { 1: { heads: 2, blockTimes: 4 } } })],
     numKvHeads: 8,
+    mostRanks: 2,
   },
   {
     groups: ["full"],
@@ -171,10 +188,10 @@ export const kindScene: fc.Arbitrary<KindScene> = fc
     seed: fc.nat({ max: 100_000 }),
   })
   .map((draw): KindScene => {
-    const { groups, caches, numKvHeads = 4, allows = [] } = draw.model;
+    const { groups, caches, numKvHeads = 4, mostRanks = 8, allows = [] } = draw.model;
     const dealt = allows.includes("dcp") && (draw.prefill.dcp > 1 || draw.decode.dcp > 1);
     const engine = (given: typeof draw.prefill, isPrefill: boolean): KindEngine => ({
-      tpSize: given.tpSize,
+      tpSize: Math.min(given.tpSize, mostRanks),
       kernelTokens: draw.sameTokens || dealt ? draw.prefill.kernelTokens : given.kernelTokens,
       // Blocks that are dealt out to a DCP group are cut alike on both sides.
       perLogical: dealt ? 1 : given.perLogical,
@@ -233,21 +250,32 @@ export function tablesOfKinds(scene: KindScene): { prefill: number[][]; decode: 
 const isWindow = (kind: KvCacheKind) => kind === "swa" || kind === "swa-mla";
 const isSequence = (kind: KvCacheKind) => kind === "full" || kind === "mla";
 
+/** Blocks of the group at the begin of a sequence that a prefix hit supplies. */
+const computedOf = ({ computedBlocks }: KindScene, group: number) =>
+  typeof computedBlocks === "number" ? computedBlocks : (computedBlocks[group] ?? 0);
+
+/** The first block of a group that a side lists. */
+function firstBlock(scene: KindScene, group: number, count: number, isDecode: boolean): number {
+  const kind = scene.groups[group] ?? "";
+  const { windowBlocks, prefillWindowBlocks = windowBlocks, hitsWindows = false } = scene;
+  const hit = isDecode ? computedOf(scene, group) : 0;
+  if (isSequence(kind)) return hit;
+  if (!isWindow(kind)) return 0;
+  const inWindow = Math.max(0, count - (isDecode ? windowBlocks : prefillWindowBlocks));
+  return hitsWindows ? Math.max(inWindow, hit) : inWindow;
+}
+
 export function requestOfKinds(scene: KindScene): RequestBlocks {
   const { prefill, decode } = tablesOfKinds(scene);
-  const inWindow = (tables: number[][]) =>
-    tables.map((ids, group) =>
-      isWindow(scene.groups[group] ?? "") ? ids.slice(-scene.windowBlocks) : ids,
-    );
+  const listed = (tables: number[][], isDecode: boolean) =>
+    tables.map((ids, group) => ids.slice(firstBlock(scene, group, ids.length, isDecode)));
   return {
-    localBlockIds: inWindow(decode).map((ids, group) =>
-      isSequence(scene.groups[group] ?? "") ? ids.slice(scene.computedBlocks) : ids,
-    ),
-    remoteBlockIds: inWindow(prefill),
+    localBlockIds: listed(decode, true),
+    remoteBlockIds: listed(prefill, false),
     numTokens: scene.numTokens,
     ...(scene.tellsComputed === false
       ? {}
-      : { localComputedBlocks: scene.groups.map(() => scene.computedBlocks) }),
+      : { localComputedBlocks: scene.groups.map((_, group) => computedOf(scene, group)) }),
   };
 }
 
@@ -258,16 +286,15 @@ function firstTokens(scene: KindScene): number[] {
     const tokens = (engine: KindEngine) =>
       blockTokensOf(specOfGroup(scene.caches, group), engine) * (engine.dcpSize ?? 1);
     const begin = (ids: readonly number[] = [], engine: KindEngine) =>
-      Math.max(0, ids.length - scene.windowBlocks) * tokens(engine);
-    if (isWindow(kind))
-      return Math.max(begin(prefill[group], scene.prefill), begin(decode[group], scene.decode));
-    return isSequence(kind) ? scene.computedBlocks * tokens(scene.decode) : 0;
+      firstBlock(scene, group, ids.length, engine === scene.decode) * tokens(engine);
+    if (!isWindow(kind) && !isSequence(kind)) return 0;
+    return Math.max(begin(prefill[group], scene.prefill), begin(decode[group], scene.decode));
   });
 }
 
 /** Both engines with their memory, and the plans of all decode ranks. Throws the planner's errors. */
 export function buildKinds(scene: KindScene) {
-  const { caches, groups, conversions, form } = scene;
+  const { caches, groups, conversions, form, masksUncovered } = scene;
   const prefill = kindEngine(scene.prefill, caches, groups, 2 ** 40, 0xdd);
   const decode = kindEngine(scene.decode, caches, groups, 2 ** 36, FILLER);
   const remotes = prefill.map(({ geometry }) => geometry);
@@ -288,6 +315,7 @@ export function buildKinds(scene: KindScene) {
       prefixCaching: false,
       conversions,
       form,
+      masksUncovered,
     });
   });
   return { prefill, decode, remotes, plans };

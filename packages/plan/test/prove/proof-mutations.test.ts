@@ -4,8 +4,9 @@ import fc from "fast-check";
 import { describe, expect, test } from "vitest";
 import { planRequest, type RequestBlocks } from "../../src/index.js";
 import { proveEnginePlans } from "../../src/prove/index.js";
+import { buildKinds, type KindScene, requestOfKinds } from "../bytes/kind-scenes.js";
 import { type Case, MUTATIONS, type Mutation } from "./plan-mutations.js";
-import { build, likelyScene, type Scene, sampleRequest } from "./proof-scenes.js";
+import { likelyScene } from "./proof-scenes.js";
 
 // fc.sample does not apply the run factor of long runs.
 const RUNS = (isLongRun ? 40 : 8) * Number(process.env["KV_PROPERTY_FACTOR"] ?? 1);
@@ -14,20 +15,20 @@ const RUNS = (isLongRun ? 40 : 8) * Number(process.env["KV_PROPERTY_FACTOR"] ?? 
 const SCENES = 1600 * Number(process.env["KV_PROPERTY_FACTOR"] ?? 1);
 
 interface Sound {
-  readonly scene: Scene;
+  readonly scene: KindScene;
   readonly blocks: RequestBlocks;
-  readonly remotes: ReturnType<typeof build>["prefill"];
+  readonly remotes: ReturnType<typeof buildKinds>["remotes"];
   readonly sound: Case;
 }
 
-function soundCase(scene: Scene): Sound | undefined {
+function soundCase(scene: KindScene): Sound | undefined {
   try {
-    const { prefill, plans } = build(scene);
-    const blocks = sampleRequest(scene);
+    const { remotes, plans } = buildKinds(scene);
+    const blocks = requestOfKinds(scene);
     return {
       scene,
       blocks,
-      remotes: prefill,
+      remotes,
       sound: { plans, requests: plans.map((plan) => planRequest(plan, blocks)) },
     };
   } catch (error) {
@@ -60,7 +61,7 @@ function* soundCases() {
 }
 
 /** Takes scenes until the mutation applied to enough of them. */
-function spoil(mutation: Mutation): number {
+function spoil(kinds: string, mutation: Mutation): number {
   let spoiled = 0;
   for (const [given, seed] of soundCases()) {
     if (spoiled >= RUNS) break;
@@ -81,12 +82,14 @@ function spoil(mutation: Mutation): number {
     }
     if (verdict.proven) expect.fail(`not found in ${JSON.stringify(given.scene)}, seed ${seed}`);
     expect(verdict.fault.message.length).toBeGreaterThan(20);
+    expect(kinds.split("|")).toContain(verdict.fault.kind);
+    expect(Object.keys(verdict.fault.at)).not.toEqual([]);
   }
   return spoiled;
 }
 
 describe("the proof finds the fault in a changed plan", () => {
-  test.each(Object.entries(MUTATIONS))("%s", (_name, mutation) => {
-    expect(spoil(mutation)).toBeGreaterThanOrEqual(Math.min(RUNS, 5));
+  test.each(Object.entries(MUTATIONS))("%s", (_name, [kinds, mutation]) => {
+    expect(spoil(kinds, mutation)).toBeGreaterThanOrEqual(Math.min(RUNS, 5));
   });
 });

@@ -2,38 +2,31 @@ import { createHash } from "node:crypto";
 import { pythonJson } from "./python-json.js";
 
 /**
- * The factors of vLLM's compatibility hash, under vLLM's names (0.33, connector version 15). Both
- * sides of a pair must have equal values.
+ * Factors of vLLM's compatibility hash, by vLLM's names (0.33, connector version 15). A pair needs
+ * equal values.
  */
 export interface CompatibilityFactors {
-  /** vLLM's version, such as "0.33.0". */
   readonly vllm_version: string;
-  /** vLLM's `NIXL_CONNECTOR_VERSION`: 14 in 0.32, 15 in 0.33. */
+  /** `NIXL_CONNECTOR_VERSION`: 14 in 0.32, 15 in 0.33. */
   readonly nixl_connector_version: number;
-  /** The model's name or path, exactly as the engine was started with it. */
   readonly model: string;
-  /** The model's dtype as PyTorch writes it, such as "torch.bfloat16". */
+  /** PyTorch's name, such as "torch.bfloat16". */
   readonly dtype: string;
-  /** KV heads of the whole model, not of one rank. */
+  /** Heads of the whole model. */
   readonly num_kv_heads: number;
-  /** Elements per head. */
   readonly head_size: number;
-  /** Layers of the whole model. */
   readonly num_hidden_layers: number;
   readonly attn_backend_name: string;
-  /** `cache_dtype` of vLLM's cache config, such as "auto" or "fp8". */
   readonly cache_dtype: string;
-  /** Whether vLLM's hybrid memory allocator is on. */
   readonly is_hma_enabled: boolean;
-  /** vLLM's speculative config as JSON; null without speculative decoding. */
+  /** JSON; null without speculative decoding. */
   readonly speculative_config: unknown;
-  /** Whether D reads ("pull") or P writes ("push"). */
   readonly transfer_mode: "pull" | "push";
 }
 
 /**
- * Lower-case hex of the SHA-256 of Python's `json.dumps(factors, sort_keys=True)` (vLLM 0.33:
- * `hash_factors`, vllm/config/utils.py).
+ * Returns the SHA-256, in lower-case hex, of Python's `json.dumps(factors, sort_keys=True)` (vLLM
+ * 0.33: `hash_factors`, vllm/config/utils.py).
  */
 export function compatibilityHash(
   factors: CompatibilityFactors | Readonly<Record<string, unknown>>,
@@ -41,25 +34,20 @@ export function compatibilityHash(
   return sha256Hex(pythonJson(factors));
 }
 
-/** Lower-case hex of the SHA-256 of the text's UTF-8. */
-export function sha256Hex(text: string): string {
+function sha256Hex(text: string): string {
   return createHash("sha256").update(text, "utf8").digest("hex");
 }
 
-/** A factor with different values on both sides. */
+/** A factor that differs between the sides. */
 export interface FactorDifference {
-  /** The factor's name, as in `CompatibilityFactors`. */
   readonly factor: string;
-  /** The value on this side; undefined where this side has no such factor. */
+  /** Undefined where this side lacks it. */
   readonly ours: unknown;
-  /** The peer's value; undefined where the peer has no such factor. */
+  /** Undefined where the peer lacks it. */
   readonly theirs: unknown;
 }
 
-/**
- * The factors that differ between two sets, in alphabetical order. Values are compared as Python
- * writes them.
- */
+/** Returns the factors that differ, in alphabetical order, compared as Python writes them. */
 export function compareFactors(
   ours: Readonly<Record<string, unknown>>,
   theirs: Readonly<Record<string, unknown>>,
@@ -72,4 +60,22 @@ export function compareFactors(
         pythonJson(ours[factor]) !== pythonJson(theirs[factor]),
     )
     .map((factor) => ({ factor, ours: ours[factor], theirs: theirs[factor] }));
+}
+
+/** Caches the JSON of values, which repeat over thousands of combinations. */
+export function digester(): (factors: Readonly<Record<string, unknown>>) => string {
+  const texts = new Map<string, Map<unknown, string>>();
+  return (factors) => {
+    const entries = Object.keys(factors)
+      .sort()
+      .map((name) => {
+        const ofName = texts.get(name) ?? new Map<unknown, string>();
+        texts.set(name, ofName);
+        const value = factors[name];
+        const text = ofName.get(value) ?? pythonJson({ [name]: value }).slice(1, -1);
+        ofName.set(value, text);
+        return text;
+      });
+    return sha256Hex(`{${entries.join(", ")}}`);
+  };
 }

@@ -2,8 +2,8 @@ import { VLLM_VERSIONS, type VllmVersion, vllmWire } from "../versions/vllm-wire
 import {
   compareFactors,
   compatibilityHash,
+  digester,
   type FactorDifference,
-  sha256Hex,
 } from "./compatibility-hash.js";
 import {
   COMMON_CANDIDATES,
@@ -12,12 +12,9 @@ import {
   SINGLE_CANDIDATES,
   speculativeCandidates,
 } from "./factor-candidates.js";
-import { byCodePoint, pythonJson } from "./python-json.js";
+import { pythonJson } from "./python-json.js";
 
-/**
- * Most combinations that are hashed. They take some tens of milliseconds of the event loop, once
- * per refused handshake.
- */
+/** Hashing these takes tens of milliseconds of the event loop, once per refused handshake. */
 const MAX_TRIED = 4000;
 
 type Factors = Readonly<Record<string, unknown>>;
@@ -25,24 +22,20 @@ type Factors = Readonly<Record<string, unknown>>;
 /** Why the compatibility hashes of two engines differ. */
 export interface CompatibilityExplanation {
   /**
-   * `equal`: the hashes are equal. `compared`: the peer sent its factors. `guessed`: the peer sent
-   * only the hash, and it is the hash of our factors with these changes. `unknown`: no candidate
-   * gives the peer's hash. `inconsistent`: the factors that the peer sent do not give the hash that
-   * it sent.
+   * `compared`: the peer sent its factors. `guessed`: its hash fits our factors with these changes.
+   * `unknown`: nothing fits its hash. `inconsistent`: its own factors do not.
    */
   readonly how: "equal" | "compared" | "guessed" | "unknown" | "inconsistent";
-  /** The factors that differ, with both values. Empty for `equal` and `unknown`. */
+  /** Empty for `equal` and `unknown`. */
   readonly differences: readonly FactorDifference[];
-  /** Number of hashes that were compared with the peer's. */
   readonly tried: number;
   readonly text: string;
 }
 
 /**
- * Explains which factor differs. When the peer sent its factors, they are compared. vLLM sends only
- * the hash: then our factors as each described release of vLLM would have them are tried, and
- * changes of one, two and three factors, from `candidates` first and from common values after them;
- * at most 4,000 combinations.
+ * Explains which factors differ: compares those that the peer sent, or guesses from its hash, all
+ * that vLLM sends. Guesses are our factors as each described release has them, then up to three
+ * changes from `candidates` and common values; at most 4,000 combinations.
  */
 export function explainCompatibility(
   ours: Factors,
@@ -81,54 +74,27 @@ function search(
   const release = releases.findIndex((factors) => compatibilityHash(factors) === hash);
   if (release >= 0) return guessed(ours, releases[release] ?? ours, release + 1);
   const common = optionsOf(ours, [candidates, COMMON_CANDIDATES]);
-  // The texts of all entries in Python's order, changed in place: formatting all factors for each
-  // combination takes ten times as long.
-  const factors = Object.keys(ours).sort(byCodePoint);
-  const entry = (factor: string, value: unknown) => pythonJson({ [factor]: value }).slice(1, -1);
-  const entries = factors.map((factor) => entry(factor, ours[factor]));
+  const digest = digester();
   let tried = releases.length;
-
-  /**
-   * Tries changes of `changes` factors, none before index `from`, until `limit` have been tried.
-   * Returns the combination that gives the peer's hash.
-   */
-  function tryChanges(
-    options: Options,
-    changes: number,
-    limit: number,
-    from = 0,
-  ): Factors | undefined {
-    for (const [i, { factor, values }] of options.entries()) {
-      if (i < from) continue;
-      const at = factors.indexOf(factor);
-      const own = entries[at] ?? "";
-      for (const value of values) {
-        if (tried >= limit) return undefined;
-        entries[at] = entry(factor, value);
-        let found: Factors | undefined;
-        if (changes > 1) found = tryChanges(options, changes - 1, limit, i + 1);
-        else {
-          tried += 1;
-          if (sha256Hex(`{${entries.join(", ")}}`) === hash) found = {};
-        }
-        if (found !== undefined) return { [factor]: value, ...found };
-      }
-      entries[at] = own;
+  const find = (options: Options, changes: number, limit: number): Factors | undefined => {
+    for (const change of changesOf(options, changes)) {
+      if (tried >= limit) return undefined;
+      tried += 1;
+      if (digest({ ...ours, ...change }) === hash) return change;
     }
     return undefined;
-  }
+  };
 
   let limit = MAX_TRIED;
-  let found = tryChanges(common, 1, limit);
-  // Values that are too many to be combined, of one factor at a time. They do not count for the
-  // limit.
+  let found = find(common, 1, limit);
+  // Too many values to combine: one factor changes at a time, outside the limit.
   const tries = found === undefined && tried < limit;
   const wide = { ...SINGLE_CANDIDATES, speculative_config: speculativeCandidates(ours) };
   const single = tries ? optionsOf(ours, [wide]) : [];
   const before = tried;
-  found ??= tryChanges(single, 1, before + MAX_TRIED);
+  found ??= find(single, 1, before + MAX_TRIED);
   limit += tried - before;
-  found ??= tryChanges(common, 2, limit) ?? tryChanges(common, 3, limit);
+  found ??= find(common, 2, limit) ?? find(common, 3, limit);
   if (found !== undefined) return guessed(ours, { ...ours, ...found }, tried);
   const combined = common.map(({ factor }) => factor);
   const alone = single.map(({ factor }) => factor).filter((factor) => !combined.includes(factor));
@@ -143,6 +109,18 @@ function search(
   return { how: "unknown", differences: [], tried, text };
 }
 
+function* changesOf(options: Options, changes: number, from = 0): Generator<Factors> {
+  for (const [at, { factor, values }] of options.entries()) {
+    if (at < from) continue;
+    for (const value of values) {
+      if (changes === 1) yield { [factor]: value };
+      else
+        for (const more of changesOf(options, changes - 1, at + 1))
+          yield { [factor]: value, ...more };
+    }
+  }
+}
+
 function guessed(ours: Factors, theirs: Factors, tried: number): CompatibilityExplanation {
   const differences = compareFactors(ours, theirs);
   const text = `the peer sent only a hash; it is the hash of our factors with this change: ${list(differences)} (guessed, ${tried} combinations tried)`;
@@ -150,8 +128,8 @@ function guessed(ours: Factors, theirs: Factors, tried: number): CompatibilityEx
 }
 
 /**
- * Our factors as a release of vLLM has them: its two versions, without the factors that it lacks
- * and with the one that only older releases have.
+ * Takes on the release's versions and factors, with both values of one that only older releases
+ * have.
  */
 function asRelease(ours: Factors, version: VllmVersion): Factors[] {
   const has = (release: VllmVersion, name: string) =>
@@ -170,10 +148,6 @@ function asRelease(ours: Factors, version: VllmVersion): Factors[] {
 
 type Options = readonly { readonly factor: string; readonly values: readonly unknown[] }[];
 
-/**
- * The values to try for each factor, without ours and without repetitions; the caller's candidates
- * come first.
- */
 function optionsOf(ours: Factors, candidates: readonly FactorCandidates[]): Options {
   return Object.keys(ours)
     .map((factor) => {
@@ -202,7 +176,7 @@ const list = (differences: readonly FactorDifference[]) =>
     )
     .join("; ");
 
-/** Shortens a factor's value: a peer's may have any length. */
+/** A peer's value may have any length. */
 function short(value: unknown): string {
   if (value === undefined) return "no factor";
   const text = pythonJson(value);

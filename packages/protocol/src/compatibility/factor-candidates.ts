@@ -1,9 +1,9 @@
 import { VLLM_VERSIONS } from "../versions/vllm-wire.js";
 
-/** Per factor, the values that a peer may have in place of ours. */
+/** By factor: values that a peer may have in place of ours. */
 export type FactorCandidates = Readonly<Record<string, readonly unknown[]>>;
 
-/** Values that real peers have (vLLM 0.31 to 0.33 and likely successors), most likely first. */
+/** Values of real peers (vLLM 0.31 to 0.33 and likely successors), most likely first. */
 export const COMMON_CANDIDATES: FactorCandidates = {
   vllm_version: [
     "0.33.0",
@@ -39,7 +39,7 @@ export const COMMON_CANDIDATES: FactorCandidates = {
 
 const upTo = (last: number) => Array.from({ length: last }, (_, at) => at + 1);
 
-/** More values, for a search in which one factor alone differs. */
+/** Values for a search in which only one factor differs. */
 export const SINGLE_CANDIDATES: FactorCandidates = {
   vllm_version: VLLM_VERSIONS.flatMap(({ version }) => [version, `${version}+cpu`]),
   nixl_connector_version: upTo(24),
@@ -68,16 +68,14 @@ export const SINGLE_CANDIDATES: FactorCandidates = {
 };
 
 /**
- * Factors that no described release has, and that a later one may add (vllm-project/vllm#55776):
- * the commit of the model's repository, as vLLM has resolved it, and that of its code as it was
- * given. A search tries them for releases that are not described.
+ * Factors that later releases may add (vllm-project/vllm#55776): the resolved commit of the model's
+ * repository, and that of its code as given.
  */
 export const PROPOSED_FACTORS: readonly string[] = ["revision", "code_revision"];
 
 /**
- * The forms in which vLLM may hash a speculative config; `settings` has members of vLLM's
- * `--speculative-config`. None for a method that does not enter the hash: "ngram", "suffix",
- * "draft_model" and others that do not use the target's hidden states.
+ * Returns the forms in which vLLM may hash a config from `--speculative-config`. None for "ngram",
+ * "suffix", "draft_model" and others that do not use the target's hidden states.
  */
 export function speculativeForms(
   { method, model, ...given }: Readonly<Record<string, unknown>>,
@@ -97,10 +95,7 @@ export function speculativeForms(
   }));
 }
 
-/**
- * Values of `speculative_config` that a peer may have in place of ours: none, the model's own MTP
- * layers, and ours with one member changed.
- */
+/** None, the model's own MTP layers, and ours with one member changed. */
 export function speculativeCandidates(ours: Readonly<Record<string, unknown>>): readonly unknown[] {
   const { model, cache_dtype, speculative_config: own } = ours;
   const mtp = speculativeForms({ method: "mtp", model }, String(cache_dtype));
@@ -123,9 +118,9 @@ export function speculativeCandidates(ours: Readonly<Record<string, unknown>>): 
 }
 
 /**
- * Other names under which an engine may be started with the same model: with and without a trailing
- * slash, the hub name for a directory of the hub's cache (`…/models--org--name/snapshots/…`), and
- * the last one and two parts of a path.
+ * Returns other names for the same model: with or without a trailing slash, the hub name for a
+ * directory of the hub's cache (`…/models--org--name/snapshots/…`), and a path's last one or two
+ * parts.
  */
 export function modelForms(model: string): readonly string[] {
   const bare = model.replace(/\/+$/, "");

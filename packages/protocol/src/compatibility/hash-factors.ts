@@ -1,3 +1,4 @@
+import { atOnce, isMap } from "../encoding/messages.js";
 import type { AgentMetadata } from "../handshake/agent-metadata.js";
 import {
   describedVersion,
@@ -6,43 +7,37 @@ import {
   type VllmVersion,
   vllmWire,
 } from "../versions/vllm-wire.js";
-import { sha256Hex } from "./compatibility-hash.js";
+import { digester } from "./compatibility-hash.js";
 import { modelForms, PROPOSED_FACTORS, speculativeForms } from "./factor-candidates.js";
-import { pythonJson } from "./python-json.js";
 
 type Candidates = Readonly<Record<string, readonly unknown[]>>;
 
-/** The factors of a hash, by vLLM's names; undefined when they are unknown. */
+/** Factors of a hash, by vLLM's names; undefined when unknown. */
 export type Factors = Readonly<Record<string, unknown>> | undefined;
 
 /** What is known about the server that announced a hash. */
 export interface HashClues {
-  /** The server's version, such as "0.33.0"; undefined tries those of vLLM 0.32 and 0.33. */
+  /** A version such as "0.33.0"; undefined tries vLLM 0.32 and 0.33. */
   readonly vllmVersion: string | undefined;
   readonly models: readonly string[];
-  /** The metadata of rank (0, 0). */
   readonly metadata: AgentMetadata;
   /**
-   * The described versions whose metadata has the same fields, oldest first; the two newest where
-   * that is not known.
+   * Described versions with the same metadata fields, oldest first; the two newest where unknown.
    */
   readonly versions?: readonly VllmVersion[] | undefined;
   readonly tpSize: number;
-  /** `cache_dtype` of the engine's cache config, where it is known. */
   readonly cacheDtype: string | undefined;
-  /** "pull" or "push", where it is known. */
   readonly transferMode: string | undefined;
   /**
-   * Factors that the user gave, a list where the two servers of a pair may differ; no other value
-   * is tried for them, but null for `speculative_config`, which the other server of a pair may
-   * have.
+   * Factors from the user, as lists where the servers of a pair may differ. Nothing else is tried
+   * for them, but null for `speculative_config`, which one server may lack.
    */
   readonly knownFactors: Readonly<Record<string, unknown>>;
 }
 
-/** The result of a search for the factors of a hash. */
+/** Result of a search for the factors of a hash. */
 export interface HashSearch {
-  /** The factors that have the hash; undefined when no tried combination has it. */
+  /** Undefined when no combination has the hash. */
   readonly factors: Factors;
   readonly tried: number;
 }
@@ -54,28 +49,20 @@ const STEP = 256;
 const HEAD_SIZES = [128, 64, 32, 256, 96, 80, 192, 160, 120, 112, 48, 16];
 /** The latent vectors of DeepSeek models. */
 const LATENT_SIZES = [576, 512];
-/**
- * `num_key_value_heads` of models with MLA: the hash has the number of their config, although their
- * cache has one.
- */
+/** `num_key_value_heads` of MLA models, which the hash has although their cache has one head. */
 const LATENT_HEADS = [1, 128, 64, 16, 32, 96, 40, 20, 8, 4];
 const DTYPE_BYTES = { "torch.bfloat16": 2, "torch.float16": 2, "torch.float32": 4 } as const;
 
 /**
- * Finds the factors of a compatibility hash by trying combinations of the values that the clues
- * leave open; takes up to a second.
+ * Finds the factors of a compatibility hash by trying what the clues leave open, for up to a
+ * second.
  */
 export function findHashFactors(hash: string, clues: HashClues): HashSearch {
-  const search = searchHashFactors(hash, clues);
-  for (;;) {
-    const step = search.next();
-    if (step.done === true) return step.value;
-  }
+  return atOnce(searchHashFactors(hash, clues));
 }
 
 /**
- * As `findHashFactors`, in steps of a few milliseconds: a caller that serves others waits between
- * two steps.
+ * As `findHashFactors`, in steps of a few milliseconds: the caller can serve others between them.
  */
 export function* searchHashFactors(hash: string, clues: HashClues): Generator<void, HashSearch> {
   const { knownFactors } = clues;
@@ -123,14 +110,10 @@ export function* searchHashFactors(hash: string, clues: HashClues): Generator<vo
   return { factors: undefined, tried };
 }
 
-/**
- * Which values are tried beside the likely ones. A search goes through all ranges, likeliest first;
- * all at once would be too many combinations.
- */
+/** Values besides the likely ones, range by range: together they are too many combinations. */
 interface Range {
   readonly allCacheDtypes?: boolean;
   readonly allLayers?: boolean;
-  /** The model's own MTP layers. */
   readonly mtp?: boolean;
 }
 
@@ -142,56 +125,24 @@ const RANGES: readonly Range[] = [
   { allLayers: true, mtp: true },
 ];
 
-/**
- * The values of `speculative_config` that fit other factors: none, what the user gave, and the
- * model's own MTP layers. The same object for the same factors, because the digester caches its
- * text.
- */
+/** Equal factors give the same object, whose text the digester caches. */
 function speculationOf(known: Readonly<Record<string, unknown>>) {
   const cached = new Map<string, readonly { speculative_config: unknown }[]>();
   return ({ model, cache_dtype }: Readonly<Record<string, unknown>>, { mtp = false }: Range) => {
     const key = JSON.stringify([model, cache_dtype, mtp]);
-    let values = cached.get(key);
-    if (values === undefined) {
-      const given = known["speculative_config"];
-      const own = mtp ? [{ method: "mtp", model }] : [];
-      const settings = given === undefined ? own : isRecord(given) ? [given] : [];
-      const forms = settings.flatMap((each) => speculativeForms(each, String(cache_dtype)));
-      values = [null, ...forms].map((speculative_config) => ({ speculative_config }));
-      cached.set(key, values);
-    }
+    const before = cached.get(key);
+    if (before !== undefined) return before;
+    const given = known["speculative_config"];
+    const own = mtp ? [{ method: "mtp", model }] : [];
+    const settings = given === undefined ? own : isMap(given) ? [given] : [];
+    const forms = settings.flatMap((each) => speculativeForms(each, String(cache_dtype)));
+    const values = [null, ...forms].map((speculative_config) => ({ speculative_config }));
+    cached.set(key, values);
     return values;
   };
 }
 
-const isRecord = (value: unknown): value is Readonly<Record<string, unknown>> =>
-  typeof value === "object" && value !== null && !Array.isArray(value);
-
-/**
- * Computes `compatibilityHash` for thousands of combinations: the JSON of each value is cached,
- * because values repeat.
- */
-function digester(): (factors: Readonly<Record<string, unknown>>) => string {
-  const texts = new Map<string, Map<unknown, string>>();
-  return (factors) => {
-    const entries = Object.keys(factors)
-      .sort()
-      .map((name) => {
-        const ofName = texts.get(name) ?? new Map<unknown, string>();
-        texts.set(name, ofName);
-        const value = factors[name];
-        const text = ofName.get(value) ?? pythonJson({ [name]: value }).slice(1, -1);
-        ofName.set(value, text);
-        return text;
-      });
-    return sha256Hex(`{${entries.join(", ")}}`);
-  };
-}
-
-/**
- * The releases that the server may run, likeliest first: the names of their factors, and both
- * version factors.
- */
+/** Likeliest first. */
 function releases({ vllmVersion, versions = VLLM_VERSIONS.slice(-2) }: HashClues) {
   const described = vllmVersion === undefined ? undefined : describedVersion(vllmVersion);
   if (vllmVersion !== undefined && described === undefined) {
@@ -219,18 +170,13 @@ function release(
   return { names, vllm_version: versionTexts, nixl_connector_version: connectorVersions };
 }
 
-/**
- * Depending on the build, vLLM hashes its version with or without the local part, such as `+cpu`.
- */
+/** Builds of vLLM hash its version with or without the local part, such as `+cpu`. */
 function versionForms(version: string): string[] {
   const bare = version.replace(/\+.*$/, "");
   return [...new Set([version, bare, `${bare}+cpu`])];
 }
 
-/**
- * Bytes of a head's elements with their scales, for types whose size is not that of an element
- * (vLLM 0.33: `customize_spec`).
- */
+/** Bytes of a head with its scales (vLLM 0.33: `customize_spec`). */
 const ELEMENTS: Readonly<Record<string, (size: number) => number>> = {
   nvfp4: (size) => (size * 9) / 16,
   int8_per_token_head: (size) => size + 4,
@@ -247,10 +193,7 @@ const LATENT_BYTES: Readonly<
   ],
 };
 
-/**
- * Combinations of the factors that determine the length of a block: heads × content × tokens ×
- * bytes per value.
- */
+/** A block's length is heads × content × tokens × bytes per value. */
 function* shapes(
   { metadata, tpSize, knownFactors, cacheDtype: announced = "auto" }: HashClues,
   { allCacheDtypes = false, allLayers = false }: Range,
@@ -273,14 +216,8 @@ function* shapes(
   for (const [dtype, dtypeBytes] of Object.entries(DTYPE_BYTES)) {
     for (const cacheDtype of cacheDtypes) {
       for (const layers of layerCounts) {
-        for (const [heads, size] of headsAndSizes({
-          tokenBytes,
-          cacheDtype,
-          dtypeBytes,
-          tpSize,
-          isMla,
-          sizes,
-        })) {
+        const cell = { tokenBytes, cacheDtype, dtypeBytes };
+        for (const [heads, size] of headsAndSizes(cell, tpSize, isMla, sizes)) {
           const shape = {
             num_kv_heads: heads,
             head_size: size,
@@ -299,7 +236,7 @@ function* shapes(
   }
 }
 
-/** Numbers of layers that fit the regions, likeliest first. */
+/** Likeliest first. */
 function layersOf(
   { baseAddresses, regionNames = [], regionGroupIds = [] }: AgentMetadata,
   all: boolean,
@@ -309,34 +246,29 @@ function layersOf(
   const named = 1 + Math.max(-1, ...numbers);
   const groups = 1 + Math.max(0, ...regionGroupIds);
   const others = [
-    // Not every layer has a region, or several layers share one.
+    // Some layers have no region, or share one.
     named,
-    // The last layer is one of MTP, or a draft model's.
+    // The last layer is MTP's or a draft model's.
     named - 1,
     regions - 1,
     regions * groups,
   ];
-  // One region per layer; or K and V are in separate regions.
+  // One region per layer, or K and V in separate ones.
   return [regions, regions / 2, ...(all ? others : [])].filter(
     (count, at, all) => Number.isInteger(count) && count > 0 && all.indexOf(count) === at,
   );
 }
 
-function* headsAndSizes({
-  tokenBytes,
-  cacheDtype,
-  dtypeBytes,
-  tpSize,
-  isMla,
-  sizes,
-}: {
-  tokenBytes: number;
-  cacheDtype: string;
-  dtypeBytes: number;
-  tpSize: number;
-  isMla: boolean;
-  sizes: readonly number[];
-}): Generator<[heads: number, size: number]> {
+function* headsAndSizes(
+  {
+    tokenBytes,
+    cacheDtype,
+    dtypeBytes,
+  }: Readonly<{ tokenBytes: number; cacheDtype: string; dtypeBytes: number }>,
+  tpSize: number,
+  isMla: boolean,
+  sizes: readonly number[],
+): Generator<[heads: number, size: number]> {
   const latentHeads = isMla ? LATENT_HEADS : [1];
   for (const [bytes, size] of LATENT_BYTES[cacheDtype] ?? [])
     if (bytes === tokenBytes) for (const heads of latentHeads) yield [heads, size];
@@ -345,11 +277,10 @@ function* headsAndSizes({
   for (const size of LATENT_SIZES)
     if (bytesOf(size) === tokenBytes) for (const heads of latentHeads) yield [heads, size];
   for (const size of sizes) {
-    // K and V packed in one region, or in separate regions.
     for (const content of [2 * bytesOf(size), bytesOf(size)]) {
       const local = tokenBytes / content;
       if (!Number.isInteger(local) || local < 1) continue;
-      // When there are more ranks than heads, several ranks hold the same head.
+      // Where ranks outnumber heads, several hold the same one.
       for (let share = tpSize; share >= 1; share--)
         if (tpSize % share === 0) yield [local * share, size];
     }

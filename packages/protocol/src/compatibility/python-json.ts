@@ -1,9 +1,8 @@
-import { Float64 } from "../encoding/msgpack.js";
+import { Float64 } from "../encoding/messages.js";
 
 /**
- * The text that Python's `json.dumps(value, sort_keys=True)` gives: separators ", " and ": ", keys
- * sorted by code point, non-ASCII characters escaped. Python distinguishes 1 from 1.0 and
- * JavaScript does not: a whole number is written as an integer, `new Float64(1)` as 1.0.
+ * Writes JSON as Python's `json.dumps(value, sort_keys=True)`: separators ", " and ": ", keys by
+ * code point, ASCII only. Whole numbers are integers; `new Float64(1)` is 1.0.
  */
 export function pythonJson(value: unknown): string {
   if (value === null || value === undefined) return "null";
@@ -19,10 +18,7 @@ export function pythonJson(value: unknown): string {
   return `{${entries.map(([key, item]) => `${ascii(key)}: ${pythonJson(item)}`).join(", ")}}`;
 }
 
-/**
- * Python's `repr` of a float: the same digits as JavaScript's, but the exponent form begins at
- * other sizes.
- */
+/** Python has JavaScript's digits, but other sizes begin the exponent form. */
 function pythonFloat(value: number): string {
   if (Number.isNaN(value)) return "NaN";
   if (!Number.isFinite(value)) return value > 0 ? "Infinity" : "-Infinity";
@@ -43,11 +39,7 @@ function ascii(text: string): string {
   );
 }
 
-/**
- * Compares strings as Python does, by code point. Returns a negative number, 0 or a positive
- * number.
- */
-export function byCodePoint(a: string, b: string): number {
+function byCodePoint(a: string, b: string): number {
   const left = [...a];
   const right = [...b];
   for (let i = 0; i < left.length && i < right.length; i += 1) {

@@ -1,74 +1,53 @@
 import { KV_CACHE_LAYOUTS, type KvCacheLayout, type MemoryType } from "@kv/interface";
-import { isMap, MapFields } from "../encoding/map-fields.js";
-import { decodeMsgpack, encodeMsgpack } from "../encoding/msgpack.js";
+import { decodeMsgpack, encodeMsgpack, isMap, MapFields } from "../encoding/messages.js";
 
-/** Most regions of one rank. A model with 80 layers has 80, the largest hybrids some hundred. */
+/** Large hybrids have some hundred regions. */
 const MAX_REGIONS = 100_000;
 
 /**
- * The metadata of one rank, sent in the handshake: vLLM's `NixlAgentMetadata`. `vllmWire` describes
- * the fields of each version. Lists have one entry per region unless stated otherwise. Unknown
- * fields are kept in `rest`, so that decoding and encoding give the same bytes.
+ * One rank's metadata in the handshake: vLLM's `NixlAgentMetadata`. Lists are by region unless they
+ * say otherwise. `rest` keeps unknown fields, so that it encodes to the same bytes again.
  */
 export interface AgentMetadata {
   readonly engineId: string;
-  /** The transport's own encoding of the agent: the argument of `Agent.addRemote`. */
+  /** Argument of `Agent.addRemote`. */
   readonly agentMetadata: Uint8Array;
-  /** Address of the first block of each region, in bytes. */
   readonly baseAddresses: readonly number[];
-  /** Device ordinal of the rank's memory in its process; 0 for host memory. */
+  /** The device's ordinal in the rank's process; 0 for host memory. */
   readonly deviceId: number;
-  /** Kernel blocks per region where `regionNumBlocks` is absent. */
+  /** Kernel blocks per region, where `regionNumBlocks` is absent. */
   readonly numBlocks: number;
-  /** Bytes of one block. */
   readonly blockLengthsBytes: readonly number[];
-  /** Bytes from the start of one block to the start of the next. */
+  /** Distance between the starts of blocks. */
   readonly blockStridesBytes: readonly number[];
-  /** Order of dimensions in a region; vLLM's names. */
   readonly kvCacheLayout: KvCacheLayout;
   readonly blockSize: number;
-  /**
-   * Bytes of the convolution state and of the recurrent state of one block; `[0, 0]` without
-   * state-space layers.
-   */
+  /** Bytes of a block's convolution and recurrent state; `[0, 0]` without state-space layers. */
   readonly ssmSizes: readonly number[];
   readonly attentionBackend: string;
   /** Kernel blocks per logical block (vLLM: `physical_blocks_per_logical_kv_block`). */
   readonly physicalBlocksPerLogical: number;
-  /** Kernel blocks of each region. Connector version 11 and later. */
+  /** Kernel blocks. Connector version 11 and later. */
   readonly regionNumBlocks?: readonly number[] | undefined;
-  /**
-   * KV cache group of each region; -1 for a region that all groups share. Connector version 11 and
-   * later.
-   */
+  /** KV cache group; -1 for a region that all groups share. Connector version 11 and later. */
   readonly regionGroupIds?: readonly number[] | undefined;
-  /** Name of each region's cache, such as "model.layers.0.self_attn.attn". */
+  /** Names such as "model.layers.0.self_attn.attn". */
   readonly regionNames?: readonly string[] | undefined;
-  /** Memory type of each region. Connector version 11 and later. */
+  /** Connector version 11 and later. */
   readonly regionMemoryTypes?: readonly MemoryType[] | undefined;
   readonly dcpSize: number;
   readonly pcpSize: number;
-  /**
-   * vLLM's `ple_block_len`, in bytes; null where the model has no such cache. Connector version 15.
-   */
+  /** vLLM's `ple_block_len`; null for a model without such a cache. Connector version 15. */
   readonly pleBlockLengthBytes: number | null;
-  /**
-   * Names of the caches that share each region; empty where none are shared. Connector version 12
-   * and later.
-   */
+  /** Caches that share each region; empty where none do. Connector version 12 and later. */
   readonly regionMembers: readonly (readonly string[])[];
-  /**
-   * Per cache that is packed into another's pages: `[offsetBytes, lengthBytes]`. Connector version
-   * 13 and later.
-   */
+  /** By cache in another's pages: `[offsetBytes, lengthBytes]`. Connector version 13 and later. */
   readonly packedMemberLayouts: Readonly<Record<string, readonly number[]>>;
-  /** Fields that this version does not know, as received. */
   readonly rest: Readonly<Record<string, unknown>>;
 }
 
 /**
- * Encodes all of vLLM 0.33's fields in vLLM's order; an absent one is written as null, as msgspec
- * does.
+ * Encodes all of vLLM 0.33's fields in vLLM's order, absent ones as null like msgspec.
  *
  * @throws `KV_INTERNAL` as `encodeMsgpack`.
  */
@@ -102,8 +81,8 @@ export function encodeAgentMetadata(metadata: AgentMetadata): Uint8Array {
 /**
  * Decodes and validates a rank's metadata.
  *
- * @throws `KV_WIRE_MALFORMED` naming the field and its value, also where a per-region list has
- * another length than `kv_caches_base_addr`; `KV_WIRE_LIMIT_EXCEEDED`.
+ * @throws `KV_WIRE_MALFORMED` naming the field and its value, also for a list that is not as long
+ * as `kv_caches_base_addr`; `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export function decodeAgentMetadata(bytes: Uint8Array): AgentMetadata {
   const what = "agent metadata";

@@ -1,7 +1,6 @@
 import { createHash } from "node:crypto";
 import { KvError } from "@kv/interface";
-import { isMap, malformed } from "../encoding/map-fields.js";
-import { encodeMsgpack } from "../encoding/msgpack.js";
+import { encodeMsgpack, isMap, malformed } from "../encoding/messages.js";
 import {
   decodeHandshakePayload,
   encodeHandshakePayload,
@@ -9,15 +8,15 @@ import {
   type HandshakeRequest,
 } from "./handshake.js";
 
-/** The extension's key for the seal: `{version, length, sha256}`, the digest in lower-case hex. */
+/** `{version, length, sha256}`, in lower-case hex. */
 const SEAL_KEY = "seal";
 const VERSION = 1;
-/** Part of the digest's input, so that the digest is valid for nothing else. */
+/** Makes the digest valid for nothing else. */
 const DOMAIN = "kv-handshake-1";
 
 /**
- * Adds a seal to an encoded payload: the length of the metadata, and the SHA-256 of the payload and
- * of the rank that it is for. vLLM ignores the seal. An existing seal is replaced.
+ * Adds or replaces a payload's seal, which vLLM ignores: the metadata's length, and a SHA-256 of
+ * payload and rank.
  *
  * @throws those of `decodeHandshakePayload`.
  */
@@ -30,9 +29,8 @@ export function sealHandshake(payload: Uint8Array, rank: HandshakeRequest): Uint
 }
 
 /**
- * Checks a payload's seal. Refused is a payload that was damaged on its way or sealed for another
- * rank. A plain vLLM peer, which has no seal, passes. Whether the peer is to be trusted is a matter
- * of the side channel.
+ * Refuses a payload that was damaged or sealed for another rank; vLLM's, without a seal, pass.
+ * Whether to trust the peer is up to the side channel.
  *
  * @throws `KV_HANDSHAKE_UNTRUSTED`, `KV_WIRE_MALFORMED`.
  */

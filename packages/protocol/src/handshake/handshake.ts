@@ -1,19 +1,23 @@
 import { KvError } from "@kv/interface";
-import { isMap, MapFields, malformed } from "../encoding/map-fields.js";
-import { decodeMsgpack, encodeMsgpack, Float64, type MsgpackLimits } from "../encoding/msgpack.js";
+import {
+  decodeMsgpack,
+  encodeMsgpack,
+  Float64,
+  isMap,
+  MapFields,
+  type MsgpackLimits,
+  malformed,
+} from "../encoding/messages.js";
 
 // vLLM 0.32 and 0.33: REQ sends one frame, [b"get_meta_msg", pp_rank, tp_rank]; ROUTER answers with
-// two, the payload and its clock in seconds.
+// the payload and its clock in seconds.
 
 const MARKER = new TextEncoder().encode("get_meta_msg");
 const REQUEST_LIMITS: MsgpackLimits = { maxBytes: 1024, maxDepth: 2, maxItems: 8 };
 const REFUSAL_LIMITS: MsgpackLimits = { maxBytes: 4096, maxDepth: 1, maxItems: 4 };
 
-/**
- * The payload's key for the extension between `@kv` peers. vLLM ignores keys that it does not know.
- */
+/** vLLM ignores unknown keys of the payload. */
 const EXTENSION_KEY = "kv_extension";
-/** The only key of a refusal. */
 const REFUSAL_KEY = "kv_refusal";
 
 /** The rank whose metadata a peer asks for. */
@@ -22,34 +26,24 @@ export interface HandshakeRequest {
   readonly tpRank: number;
 }
 
-/**
- * Data that `@kv` engines exchange in addition to vLLM's protocol. Plain data; unknown keys are
- * kept.
- */
+/** What `@kv` engines add to vLLM's handshake. Plain data; unknown keys are kept. */
 export type HandshakeExtension = Readonly<Record<string, unknown>>;
 
 /** The first frame of a handshake reply. */
 export interface HandshakePayload {
-  /**
-   * Lower-case hex of a SHA-256 (`compatibilityHash`). The initiator compares it; the listener
-   * never does.
-   */
+  /** A `compatibilityHash`. The initiator compares it; the listener never does. */
   readonly compatibilityHash: string;
-  /** An encoded `AgentMetadata`. It stays encoded until the hash was compared. */
+  /** An `AgentMetadata`, encoded until the hash was compared. */
   readonly agentMetadataBytes: Uint8Array;
-  /** The `@kv` extension; absent from vLLM. */
+  /** Absent from vLLM. */
   readonly extension?: HandshakeExtension | undefined;
-  /** Fields that this version does not know, as received. */
   readonly rest: Readonly<Record<string, unknown>>;
 }
 
 /** Both frames of a handshake reply. */
 export interface HandshakeReply {
   readonly payload: HandshakePayload;
-  /**
-   * The listener's `time.perf_counter()` at the answer, in seconds; undefined from connector
-   * versions before 5.
-   */
+  /** The listener's `time.perf_counter()`; undefined before connector version 5. */
   readonly clockSeconds: number | undefined;
 }
 
@@ -113,8 +107,7 @@ export function decodeHandshakePayload(bytes: Uint8Array): HandshakePayload {
 }
 
 /**
- * The two frames of a reply. Read `clockSeconds` as late as possible: the initiator estimates the
- * clock offset from it.
+ * Returns both frames of a reply. Read the clock late: the initiator estimates the offset from it.
  */
 export function encodeHandshakeReply(
   payloadBytes: Uint8Array,
@@ -143,15 +136,14 @@ export function decodeHandshakeReply(frames: readonly Uint8Array[]): HandshakeRe
 }
 
 /**
- * A refusal: one frame instead of a reply's two. vLLM's client treats a one-frame reply as a failed
- * handshake at once. Without any reply it would wait for its timeout, and vLLM's own listener stops
- * for good on a request that it cannot answer. The reason is cut to 1,000 characters.
+ * Encodes a refusal in one frame, which vLLM's client takes for a failed handshake at once; without
+ * a reply it waits for its timeout. The reason is cut to 1,000 characters.
  */
 export function encodeHandshakeRefusal(reason: string): Uint8Array {
   return encodeMsgpack({ [REFUSAL_KEY]: reason.slice(0, 1000) });
 }
 
-/** The reason when the frames are a refusal; undefined otherwise. */
+/** Returns the reason when the frames are a refusal. */
 export function decodeHandshakeRefusal(frames: readonly Uint8Array[]): string | undefined {
   const [frame] = frames;
   if (frames.length !== 1 || frame === undefined || frame.byteLength > REFUSAL_LIMITS.maxBytes)

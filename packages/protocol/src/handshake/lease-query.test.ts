@@ -1,6 +1,6 @@
 import fc from "fast-check";
 import { describe, expect, it } from "vitest";
-import { encodeMsgpack as encode } from "../encoding/msgpack.js";
+import { encodeMsgpack as encode } from "../encoding/messages.js";
 import {
   decodeLeaseQuery,
   decodeLeaseReply,

@@ -1,14 +1,13 @@
 import { KvError } from "@kv/interface";
-import { isMap } from "../encoding/map-fields.js";
 import {
   atOnce,
   decodeMsgpackInSteps,
   encodeMsgpack,
+  isMap,
+  MapFields,
   type MsgpackLimits,
-} from "../encoding/msgpack.js";
-
-/** Longest request id that is accepted, in bytes of UTF-8. */
-export const MAX_REQUEST_ID_BYTES = 512;
+} from "../encoding/messages.js";
+import { isCapability, MAX_REQUEST_ID_BYTES } from "../transfer-params/transfer-params.js";
 
 const MAX_NOTIFICATION_BYTES = 4 * 2 ** 20;
 const MAX_HEARTBEAT_IDS = 100_000;
@@ -22,56 +21,45 @@ const HEARTBEAT = "HB:";
 const PUSH_REGISTRATION = "PUSH_REG:";
 const PUSH_FAILURE = "PUSH_FAIL:";
 /**
- * Prefix of notifications between `@kv` peers: a msgpack map follows, whose `type` names the
- * message. They go only to a peer whose handshake extension lists the message under `features`:
- * vLLM splits unknown notifications at the colons and throws in its engine step.
+ * Begins notifications between `@kv` peers; a msgpack map with a `type` follows. Only for peers
+ * whose handshake lists the message under `features`: vLLM splits unknown notifications at the
+ * colons and throws in its engine step.
  */
 const EXTENSION = "KV1:";
 
-/**
- * A message between `@kv` peers: `type` names it, the other keys are plain data. A receiver ignores
- * a `type` that it does not know.
- */
+/** A message between `@kv` peers. A receiver ignores an unknown `type`. */
 export type ExtensionMessage = Readonly<{ type: string } & Record<string, unknown>>;
 
 /** A notification as it arrives at an agent. */
 export type KvNotification =
-  /**
-   * Pull: a reader has the blocks, and P waits for `readers` of them (vLLM: `"{request_id}:{n}"`).
-   * Push: P has written (vLLM: the same form).
-   */
+  /** Pull: a reader has the blocks. Push: P has written (vLLM, both: `"{request_id}:{n}"`). */
   | {
       readonly kind: "done";
-      /** The id that the receiver of the notification knows the request by. */
+      /** The receiver's id of the request. */
       readonly requestId: string;
-      /** How many of these notifications the receiver waits for. */
+      /** How many of these the receiver waits for. */
       readonly readers: number;
     }
-  /** D extends the leases of these requests (vLLM: `"HB:id1,id2"`). */
+  /** D extends these leases (vLLM: `"HB:id1,id2"`). */
   | {
       readonly kind: "heartbeat";
       readonly requestIds: readonly string[];
     }
-  /**
-   * Push: D registers blocks at P (vLLM: `PUSH_REG:` and a msgpack map). `decodePushRegistration`
-   * reads the map.
-   */
+  /** Push: D registers blocks at P (vLLM: `PUSH_REG:` and a map for `decodePushRegistration`). */
   | {
       readonly kind: "push-registration";
       readonly registration: Readonly<Record<string, unknown>>;
     }
   /**
-   * Push: a rank of P does not write to this one (vllm#50754, in no release:
-   * `"PUSH_FAIL:{request_id}:{n}"`), in place of its `done`.
+   * Push: a rank of P will not write; it sends no `done` (vllm#50754, in no release:
+   * `"PUSH_FAIL:{request_id}:{n}"`).
    */
   | {
       readonly kind: "push-failure";
-      /** The id that D knows the request by. */
+      /** D's id of the request. */
       readonly requestId: string;
-      /** As in `done`. */
       readonly readers: number;
     }
-  /** A message between `@kv` peers. */
   | {
       readonly kind: "extension";
       readonly message: ExtensionMessage;
@@ -81,9 +69,8 @@ const toBytes = (text: string) => new TextEncoder().encode(text);
 const strictUtf8 = new TextDecoder("utf-8", { fatal: true });
 
 /**
- * Whether the id can be sent in `done` and `heartbeat` notifications so that a vLLM peer reads the
- * same id: heartbeats are split at commas, and an id that begins with one of the protocol's
- * prefixes would be read as another kind of notification.
+ * Whether vLLM reads the id unchanged: it splits heartbeats at commas, and the protocol's prefixes
+ * begin other notifications.
  */
 export function isWireSafeRequestId(requestId: string): boolean {
   return (
@@ -115,20 +102,21 @@ export function encodeNotification(notification: KvNotification): Uint8Array {
   }
 }
 
+export function encodeExtension(message: ExtensionMessage): Uint8Array {
+  return encodeNotification({ kind: "extension", message });
+}
+
 /**
  * Decodes a peer's notification.
  *
- * @throws `KV_WIRE_MALFORMED` with the first bytes in hex when it has none of the known forms;
+ * @throws `KV_WIRE_MALFORMED` with the first bytes in hex for an unknown form;
  * `KV_WIRE_LIMIT_EXCEEDED` above 4 MiB or 100,000 ids.
  */
 export function decodeNotification(payload: Uint8Array): KvNotification {
   return atOnce(decodeNotificationInSteps(payload));
 }
 
-/**
- * As `decodeNotification`, but yields between the steps of a long map, so that the caller can serve
- * others meanwhile.
- */
+/** As `decodeNotification`, in steps: the caller can serve others between them. */
 export function* decodeNotificationInSteps(
   payload: Uint8Array,
 ): Generator<undefined, KvNotification> {
@@ -199,9 +187,7 @@ function* decodeMap(
 }
 
 function unknownForm(payload: Uint8Array): KvError {
-  const start = Array.from(payload.subarray(0, 40), (byte) =>
-    byte.toString(16).padStart(2, "0"),
-  ).join("");
+  const start = Buffer.from(payload.subarray(0, 40)).toString("hex");
   return new KvError(
     "KV_WIRE_MALFORMED",
     `notification of ${payload.byteLength} bytes has no known form: ${start}`,
@@ -209,9 +195,7 @@ function unknownForm(payload: Uint8Array): KvError {
 }
 
 function startsWith(payload: Uint8Array, prefix: string): boolean {
-  if (payload.byteLength < prefix.length) return false;
-  for (let i = 0; i < prefix.length; i += 1) if (payload[i] !== prefix.charCodeAt(i)) return false;
-  return true;
+  return toBytes(prefix).every((byte, at) => payload[at] === byte);
 }
 
 function concat(prefix: string, body: Uint8Array): Uint8Array {
@@ -219,4 +203,98 @@ function concat(prefix: string, body: Uint8Array): Uint8Array {
   bytes.set(toBytes(prefix));
   bytes.set(body, prefix.length);
   return bytes;
+}
+
+/**
+ * Feature of the messages below, listed in the handshake. "done" and heartbeats then carry the
+ * request's capability; anybody who knows the request id can write vLLM's forms.
+ */
+export const REQUEST_CONTROL = "request-control-1";
+
+const MAX_READERS = 999_999;
+
+/** A request, and the proof that the sender holds its `kv_transfer_params`. */
+export interface RequestProof {
+  readonly requestId: string;
+  readonly capability: string;
+}
+
+/** A message of the feature `REQUEST_CONTROL`. */
+export type RequestControlMessage =
+  /** A reader has the blocks, or will not read them. */
+  | (RequestProof & {
+      readonly kind: "done";
+      /** How many of these P's rank waits for. */
+      readonly readers: number;
+    })
+  /** D extends these leases. */
+  | {
+      readonly kind: "heartbeat";
+      readonly requests: readonly RequestProof[];
+    };
+
+/** Encodes a message for peers with the feature `REQUEST_CONTROL`. */
+export function encodeRequestControl(message: RequestControlMessage): Uint8Array {
+  const { kind: type } = message;
+  if (type === "done") {
+    const { requestId, readers, capability } = message;
+    return encodeExtension({ type, request_id: requestId, readers, capability });
+  }
+  const { requests } = message;
+  return encodeExtension({
+    type,
+    request_ids: requests.map(({ requestId }) => requestId),
+    capabilities: requests.map(({ capability }) => capability),
+  });
+}
+
+/**
+ * Decodes a message; undefined for a `type` of another extension.
+ *
+ * @throws `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`.
+ */
+export function decodeRequestControl(message: ExtensionMessage): RequestControlMessage | undefined {
+  const { type, ...rest } = message;
+  if (type !== "done" && type !== "heartbeat") return undefined;
+  const fields = new MapFields(rest, { what: "request message", maxItems: MAX_HEARTBEAT_IDS });
+  if (type === "done") {
+    return {
+      kind: type,
+      requestId: fields.string("request_id", { minLength: 1, maxLength: MAX_REQUEST_ID_BYTES }),
+      readers: fields.integer("readers", { min: 1, max: MAX_READERS }),
+      capability: capabilityOf(fields, "capability", fields.raw("capability")),
+    };
+  }
+  const ids = fields.strings("request_ids") ?? [];
+  const capabilities = fields.strings("capabilities") ?? [];
+  if (ids.length !== capabilities.length)
+    throw fields.malformed(
+      "capabilities",
+      `a list of ${ids.length}, one per request id`,
+      capabilities,
+    );
+  const requests = ids.map((requestId, i) => ({
+    requestId,
+    capability: capabilityOf(fields, `capabilities[${i}]`, capabilities[i]),
+  }));
+  return { kind: type, requests };
+}
+
+/** Returns the request of a "done" notification in either form; undefined for anything else. */
+export function decodeDone(
+  payload: Uint8Array,
+): { readonly requestId: string; readonly readers: number } | undefined {
+  try {
+    const notification = decodeNotification(payload);
+    const message =
+      notification.kind === "extension" ? decodeRequestControl(notification.message) : notification;
+    return message?.kind === "done" ? message : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+function capabilityOf(fields: MapFields, name: string, value: unknown): string {
+  if (isCapability(value)) return value;
+  throw fields.malformed(name, "a capability of 22 characters", value);
 }

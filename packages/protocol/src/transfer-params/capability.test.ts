@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { isCapability, newCapability } from "./capability.js";
+import { isCapability, newCapability } from "./transfer-params.js";
 
 test("no two capabilities are equal, and each has the form of one", () => {
   const capabilities = Array.from({ length: 2000 }, newCapability);

@@ -1,6 +1,6 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { decodePrompt, encodePrompt, promptContent, promptDigest } from "./prompt-digest.js";
+import { decodePrompt, encodePrompt, promptContent, promptDigest } from "./transfer-params.js";
 
 const tokens = fc.array(fc.nat(0x7fff_ffff), { maxLength: 40 });
 const key = fc.option(fc.string({ maxLength: 8 }), { nil: undefined });

@@ -1,14 +1,18 @@
+import { hash, randomBytes, timingSafeEqual } from "node:crypto";
 import { type BlockIds, KvError, type KvTransferParams, readTraceparent } from "@kv/interface";
-import { isMap, MapFields, malformed } from "../encoding/map-fields.js";
-import { MAX_REQUEST_ID_BYTES } from "../notifications/notifications.js";
-import { isCapability } from "./capability.js";
+import { defined, encodeMsgpack, isMap, MapFields, malformed } from "../encoding/messages.js";
 
-/**
- * A host name or an IP address and nothing else: "*", ";" and "/" have a special meaning in ZMQ
- * endpoints.
- */
-export const HOST =
-  /^[A-Za-z0-9]([A-Za-z0-9._-]{0,253})$|^[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9]{1,16})?$/;
+/** Longest request id that is accepted, in bytes of UTF-8. */
+export const MAX_REQUEST_ID_BYTES = 512;
+
+/** A host name or IP address: "*", ";" and "/" have a meaning in ZMQ endpoints. */
+const HOST = /^[A-Za-z0-9]([A-Za-z0-9._-]{0,253})$|^[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9]{1,16})?$/;
+
+export function hostOf(fields: MapFields, name: string): string {
+  const value = fields.string(name);
+  if (HOST.test(value)) return value;
+  throw fields.malformed(name, "a host name or an IP address", value);
+}
 
 const WHAT = "kv_transfer_params";
 const MAX_GROUPS = 1024;
@@ -19,34 +23,28 @@ const MAX_SAMPLING_KEY_LENGTH = 256;
 const SIZE = { min: 1, max: 65_536 };
 const PASS_ON_HINT = "pass the kv_transfer_params of the prefill answer on unchanged";
 
-/**
- * The modes of vLLM's connectors: D reads ("pull") or P writes ("push"). Other connectors may have
- * modes of their own.
- */
+/** vLLM's modes: D reads ("pull") or P writes ("push"). Other connectors may have others. */
 export type TransferMode = "pull" | "push";
 
 /**
- * Identifies one use of a request's blocks at P. An extension between `@kv` peers under the key
- * `kv_peer`; vLLM ignores it.
+ * One use of a request's blocks at P: `kv_peer`, an extension between `@kv` peers that vLLM
+ * ignores.
  */
 export interface RemoteLease {
-  /** P's process; another start of the same engine has another value. */
+  /** Each start of an engine has another. */
   readonly incarnation: string;
-  /** Number of the use of the request's blocks; see `Generation` in `@kv/connector`. */
+  /** See `Generation` in `@kv/connector`. */
   readonly generation: number;
   /**
-   * The request's capability: 128 random bits in base64url. P accepts the extended messages about
-   * the request only from peers that send it. Absent from peers that do not know it.
+   * P accepts extended messages about the request only with it. Absent from peers that do not know
+   * it.
    */
   readonly capability?: string | undefined;
-  /** How often P has registered its KV cache, in push: there vLLM's parameters do not say it. */
+  /** How often P has registered its KV cache, in push, where vLLM's parameters lack it. */
   readonly registrationGeneration?: number | undefined;
-  /**
-   * W3C `traceparent` of the request at P: the parent of D's spans where no front end gives D one
-   * over HTTP. Absent where P's request has no trace.
-   */
+  /** W3C `traceparent` of P's request, for D's spans where no front end gives one. */
   readonly traceparent?: string | undefined;
-  /** How P sampled `first_token_ids`; see `ConnectorRequest.samplingKey`. Absent without them. */
+  /** How P sampled `first_token_ids`; see `ConnectorRequest.samplingKey`. */
   readonly samplingKey?: string | undefined;
 }
 
@@ -55,38 +53,31 @@ export interface RemoteLease {
  * pull_scheduler.py and push_scheduler.py).
  */
 export interface RemotePrefillParams {
-  /** Distinguishes these parameters from other `RequestParams`. */
   readonly kind: "remote-prefill";
-  /**
-   * Logical block ids per KV cache group that hold the prompt's KV at P. Empty in push when P's
-   * response had none.
-   */
+  /** Logical block ids per KV cache group. Empty in push when P's response had none. */
   readonly remoteBlockIds: BlockIds;
   readonly remoteEngineId: string;
-  /** P's id of the request, used in notifications. */
+  /** P's id of the request in notifications. */
   readonly remoteRequestId: string;
   readonly remoteHost: string;
   readonly remotePort: number;
-  /** P's tensor-parallel size. Default 1. */
+  /** Default 1. */
   readonly tpSize: number;
-  /** P's decode-context-parallel size. Default 1. */
+  /** Default 1. */
   readonly dcpSize: number;
-  /** P's pipeline-parallel size. Default 1. */
+  /** Default 1. */
   readonly ppSize: number;
-  /** Prompt tokens whose KV the remote blocks hold; undefined when absent. */
+  /** Prompt tokens in the remote blocks. */
   readonly remoteNumTokens: number | undefined;
-  /** End of P's lease on P's clock, in seconds; undefined when absent. */
+  /** End of P's lease in seconds of P's clock. */
   readonly remoteBlocksExpiryTime: number | undefined;
-  /**
-   * How often P has registered its KV cache; D shakes hands again when it is higher than at the
-   * last handshake. Default 0.
-   */
+  /** D shakes hands again when it has grown. Default 0. */
   readonly remoteRegistrationGeneration: number;
-  /** How the KV is transferred; see `TransferMode`. Default "pull". */
+  /** See `TransferMode`. Default "pull". */
   readonly transferMode: string;
-  /** `transfer_id`, see `readTransferId`; undefined when absent. */
+  /** See `readTransferId`. */
   readonly transferId?: string | undefined;
-  /** P's process and generation; undefined where P is vLLM. */
+  /** Undefined where P is vLLM. */
   readonly lease: RemoteLease | undefined;
   /** The parameters as received, with unknown keys. */
   readonly given: KvTransferParams;
@@ -94,7 +85,6 @@ export interface RemotePrefillParams {
 
 /** The transfer that a request's `kv_transfer_params` ask for. */
 export type RequestParams =
-  /** No transfer. */
   | {
       readonly kind: "local";
     }
@@ -107,8 +97,7 @@ export type RequestParams =
   | RemotePrefillParams;
 
 /**
- * Reads a request's `kv_transfer_params`; the only validation of them in this project.
- * `defaultMode` applies when they have no mode.
+ * Reads and validates a request's `kv_transfer_params`; `defaultMode` is for those without a mode.
  *
  * @throws `KV_REQUEST_INVALID` naming the key, its value and the wanted form.
  */
@@ -123,9 +112,7 @@ export function parseTransferParams(
     throw new KvError(
       "KV_REQUEST_INVALID",
       `${WHAT}: do_remote_prefill and do_remote_decode are both true`,
-      {
-        hint: "a prefill request has do_remote_decode, a decode request has do_remote_prefill",
-      },
+      { hint: "a prefill request has do_remote_decode, a decode request has do_remote_prefill" },
     );
   }
   if (decode) return { kind: "remote-decode", given: params };
@@ -133,12 +120,10 @@ export function parseTransferParams(
 }
 
 /**
- * Checks the parameters of P's response before a D gets them. A vLLM D (0.32, 0.33) does not
- * validate them: a field that is missing or of another type stops its engine or makes it read other
- * memory. Returns the error, or undefined when the parameters are usable. Stricter than
- * `parseTransferParams`: sizes may be absent but not null, push needs `tp_size`, and pull needs at
- * least one block. A mode that is not vLLM's belongs to a connector of its own, whose D reads the
- * rest.
+ * Checks P's response before a D gets it, and returns the error if there is one. A vLLM D (0.32,
+ * 0.33) does not validate: a missing or mistyped field stops its engine or makes it read other
+ * memory. Sizes must not be null, push needs `tp_size`, and pull needs a block. Another mode
+ * belongs to a connector whose D reads the rest.
  */
 export function checkRemotePrefillParams(params: KvTransferParams): KvError | undefined {
   try {
@@ -180,7 +165,7 @@ function readRemotePrefill(
       remoteBlockIds: blockIds(fields, transferMode),
       remoteEngineId: requestId(fields, "remote_engine_id"),
       remoteRequestId: requestId(fields, "remote_request_id"),
-      remoteHost: host(fields),
+      remoteHost: hostOf(fields, "remote_host"),
       remotePort: fields.integer("remote_port", { min: 1, max: 65_535 }),
       tpSize: fields.optionalInteger("tp_size", SIZE) ?? 1,
       dcpSize: fields.optionalInteger("dcp_size", SIZE) ?? 1,
@@ -200,9 +185,8 @@ function readRemotePrefill(
 }
 
 /**
- * The `transfer_id` of a request's parameters: the front end's name of a prompt, which both legs
- * share. A push P matches by it before it compares request ids. vLLM 0.33's NixlConnector does not
- * know it (its MooncakeConnector does). Undefined when absent.
+ * Reads `transfer_id`, the front end's name of a prompt, shared by both legs. A push P matches by
+ * it before request ids. In vLLM 0.33 only the MooncakeConnector knows it. Undefined when absent.
  *
  * @throws `KV_REQUEST_INVALID`.
  */
@@ -214,8 +198,8 @@ export function readTransferId(params: KvTransferParams | null | undefined): str
 }
 
 /**
- * The first output token, where P has sampled it (`first_token_ids` of vllm#51919, in no release),
- * and how a P of `@kv` sampled it. Undefined when absent.
+ * Reads the first output token that P sampled (`first_token_ids` of vllm#51919, in no release), and
+ * how. Undefined when absent.
  *
  * @throws `KV_REQUEST_INVALID` for anything else than a list of one token id.
  */
@@ -249,22 +233,16 @@ function requestId(fields: MapFields, key: string): string {
   return fields.string(key, { minLength: 1, maxLength: MAX_REQUEST_ID_BYTES });
 }
 
-function host(fields: MapFields): string {
-  const value = fields.string("remote_host");
-  if (HOST.test(value)) return value;
-  throw fields.malformed("remote_host", "a host name or an IP address", value);
-}
-
 function expiryTime(fields: MapFields): number | undefined {
   const value = fields.raw("remote_blocks_expiry_time");
-  if (value === undefined || value === null) return undefined;
+  if (value == null) return undefined;
   if (typeof value === "number" && Number.isFinite(value)) return value;
   throw fields.malformed("remote_blocks_expiry_time", "a number of seconds", value);
 }
 
 /**
  * Whether a prefill request names blocks of a decode engine, whose KV of the last turn P may read
- * back. A request with both flags does not: `parseTransferParams` refuses it.
+ * back.
  */
 export function namesReadback(params: KvTransferParams | null | undefined): boolean {
   const { do_remote_decode, do_remote_prefill, remote_block_ids: blockIds } = params ?? {};
@@ -273,10 +251,10 @@ export function namesReadback(params: KvTransferParams | null | undefined): bool
 }
 
 /**
- * The parameters of a prefill request that names blocks of a decode engine, with the roles
- * exchanged: P reads them as a D reads those of a P.
+ * Exchanges the roles in a prefill request that names a decode engine's blocks, so that P reads it
+ * as a D reads a P's.
  *
- * @throws `KV_REQUEST_INVALID` without `remote_num_tokens`, and where a vLLM D's have no
+ * @throws `KV_REQUEST_INVALID` without `remote_num_tokens`, or where a vLLM D's have no
  * `remote_blocks_expiry_time`: nothing else says that it still holds the blocks.
  */
 export function readbackParams(params: KvTransferParams): KvTransferParams {
@@ -293,37 +271,33 @@ export function readbackParams(params: KvTransferParams): KvTransferParams {
   return { ...params, do_remote_prefill: true, do_remote_decode: false };
 }
 
-/**
- * `traceparent` of P's request, from the parameters that an `@kv` P answered; undefined where they
- * have none, or a malformed one.
- */
+/** Returns the `traceparent` of an `@kv` P's request; undefined where absent or malformed. */
 export function peerTraceparent(params: KvTransferParams | null | undefined): string | undefined {
   const peer = params?.["kv_peer"];
   return isMap(peer) ? readTraceparent(peer["traceparent"]) : undefined;
 }
 
-/** A malformed lease counts as absent: the key is ours, and proxies may carry anything under it. */
+/** A malformed lease counts as absent: proxies may carry anything under our key. */
 function readLease(value: unknown): RemoteLease | undefined {
   if (!isMap(value)) return undefined;
-  const { incarnation, generation, capability } = value;
-  const traceparent = readTraceparent(value["traceparent"]);
+  const { incarnation, generation, registration_generation: registered, sampling } = value;
+  const capability = value.capability ?? undefined;
   if (typeof incarnation !== "string" || incarnation === "" || incarnation.length > 255)
     return undefined;
   if (typeof generation !== "number" || !Number.isSafeInteger(generation)) return undefined;
-  const { registration_generation: registered, sampling } = value;
+  if (capability !== undefined && !isCapability(capability)) return undefined;
   const hasSampling = typeof sampling === "string" && sampling.length <= MAX_SAMPLING_KEY_LENGTH;
-  const lease = {
+  return defined({
     incarnation,
     generation,
-    ...(Number.isSafeInteger(registered) ? { registrationGeneration: Number(registered) } : {}),
-    ...(traceparent === undefined ? {} : { traceparent }),
-    ...(hasSampling ? { samplingKey: sampling } : {}),
-  };
-  if (capability === undefined || capability === null) return lease;
-  return isCapability(capability) ? { capability, ...lease } : undefined;
+    capability,
+    registrationGeneration: Number.isSafeInteger(registered) ? Number(registered) : undefined,
+    traceparent: readTraceparent(value.traceparent),
+    samplingKey: hasSampling ? sampling : undefined,
+  });
 }
 
-/** The parameters of P's response, for `encodeRemotePrefillParams`. */
+/** P's response, for `encodeRemotePrefillParams`. */
 export interface RemotePrefillAnswer
   extends Omit<
     RemotePrefillParams,
@@ -334,30 +308,23 @@ export interface RemotePrefillAnswer
     | "remoteRegistrationGeneration"
     | "lease"
   > {
-  /** Prompt tokens whose KV the blocks hold. */
   readonly remoteNumTokens: number;
-  /**
-   * Only pull names the end of the lease and the registration generation; undefined leaves the key
-   * out.
-   */
+  /** Only pull has it; undefined leaves the key out. */
   readonly remoteBlocksExpiryTime?: number | null | undefined;
-  /** As `RemotePrefillParams.remoteRegistrationGeneration`; undefined leaves the key out. */
+  /** Undefined leaves the key out. */
   readonly remoteRegistrationGeneration?: number | undefined;
   /** Undefined leaves the `@kv` extension out. */
   readonly lease?: RemoteLease | undefined;
   /** As `readFirstToken`; undefined leaves the key out. */
   readonly firstToken?: number | undefined;
-  /** A decode engine answers, for a prefill engine that reads its KV back. @default false */
+  /** A decode engine answers a prefill engine that reads back. @default false */
   readonly isDecoded?: boolean | undefined;
 }
 
-/**
- * P's or D's response as `kv_transfer_params`, with vLLM's keys in vLLM's order and the `@kv`
- * extension last.
- */
+/** Returns P's or D's response with vLLM's keys in vLLM's order, then the `@kv` extension. */
 export function encodeRemotePrefillParams(answer: RemotePrefillAnswer): KvTransferParams {
-  const { remoteBlocksExpiryTime, remoteRegistrationGeneration, lease, isDecoded = false } = answer;
-  return {
+  const { lease, firstToken, isDecoded = false } = answer;
+  return defined({
     do_remote_prefill: !isDecoded,
     do_remote_decode: isDecoded,
     remote_block_ids: answer.remoteBlockIds,
@@ -369,43 +336,25 @@ export function encodeRemotePrefillParams(answer: RemotePrefillAnswer): KvTransf
     dcp_size: answer.dcpSize,
     pp_size: answer.ppSize,
     remote_num_tokens: answer.remoteNumTokens,
-    ...(remoteBlocksExpiryTime === undefined
-      ? {}
-      : { remote_blocks_expiry_time: remoteBlocksExpiryTime }),
-    ...(remoteRegistrationGeneration === undefined
-      ? {}
-      : { remote_registration_generation: remoteRegistrationGeneration }),
+    remote_blocks_expiry_time: answer.remoteBlocksExpiryTime,
+    remote_registration_generation: answer.remoteRegistrationGeneration,
     transfer_mode: answer.transferMode,
-    ...(answer.transferId === undefined ? {} : { transfer_id: answer.transferId }),
-    ...(answer.firstToken === undefined ? {} : { first_token_ids: [answer.firstToken] }),
-    ...(lease === undefined ? {} : { kv_peer: leaseMap(lease) }),
-  };
+    transfer_id: answer.transferId,
+    first_token_ids: firstToken === undefined ? undefined : [firstToken],
+    kv_peer:
+      lease &&
+      defined({
+        incarnation: lease.incarnation,
+        generation: lease.generation,
+        capability: lease.capability,
+        registration_generation: lease.registrationGeneration,
+        traceparent: lease.traceparent,
+        sampling: lease.samplingKey,
+      }),
+  });
 }
 
-function leaseMap({
-  incarnation,
-  generation,
-  capability,
-  registrationGeneration,
-  traceparent,
-  samplingKey,
-}: RemoteLease): Readonly<Record<string, unknown>> {
-  return {
-    incarnation,
-    generation,
-    ...(capability === undefined ? {} : { capability }),
-    ...(registrationGeneration === undefined
-      ? {}
-      : { registration_generation: registrationGeneration }),
-    ...(traceparent === undefined ? {} : { traceparent }),
-    ...(samplingKey === undefined ? {} : { sampling: samplingKey }),
-  };
-}
-
-/**
- * The request id without the suffix of eight hex digits that vLLM appends (vLLM:
- * `get_base_request_id`).
- */
+/** Removes the eight hex digits that vLLM appends to a request id (vLLM: `get_base_request_id`). */
 export function baseRequestId(requestId: string): string {
   return requestId.replace(/-[0-9a-f]{8}$/i, "");
 }
@@ -419,4 +368,113 @@ function readFlag(params: KvTransferParams, key: string): boolean {
 
 function invalid(key: string, wanted: string, value: unknown): KvError {
   return malformed(WHAT, key, wanted, value, "KV_REQUEST_INVALID");
+}
+
+const CAPABILITY = /^[A-Za-z0-9_-]{22}$/;
+/** Each makes its digest valid for nothing else. */
+const BLOCKS_DOMAIN = "kv-blocks-1";
+const PROMPT_DOMAIN = "kv-prompt-1";
+
+const CAPABILITY_BYTES = 16;
+/** One system call for each capability took a third of P's engine step. */
+let random = Buffer.alloc(0);
+
+/**
+ * Returns 128 random bits in base64url, whose holder may act on the request. They come from the
+ * system: the injected generator is not for secrets.
+ */
+export function newCapability(): string {
+  if (random.byteLength === 0) random = randomBytes(256 * CAPABILITY_BYTES);
+  const own = random.subarray(0, CAPABILITY_BYTES);
+  random = random.subarray(CAPABILITY_BYTES);
+  const capability = own.toString("base64url");
+  own.fill(0);
+  return capability;
+}
+
+export function isCapability(value: unknown): value is string {
+  return typeof value === "string" && CAPABILITY.test(value);
+}
+
+/** Compares two capabilities in constant time. */
+export function sameCapability(a: string, b: string): boolean {
+  const [first, second] = [Buffer.from(a), Buffer.from(b)];
+  return first.byteLength === second.byteLength && timingSafeEqual(first, second);
+}
+
+/**
+ * Returns the SHA-256, in hex, of block ids and number of tokens. D's lease query has it, so that P
+ * answers only for the blocks that D has read.
+ */
+export function blocksDigest(blockIds: BlockIds, numTokens: number | undefined): string {
+  return hash("sha256", encodeMsgpack([BLOCKS_DOMAIN, numTokens ?? null, blockIds]), "hex");
+}
+
+/** What decides the KV of a prompt. */
+export interface PromptContent {
+  readonly tokenIds: Int32Array;
+  readonly contentKey?: string | undefined;
+}
+
+/** `PromptContent` as plain data: threads copy base64 faster than a list. */
+export interface EncodedPrompt {
+  readonly tokenIds: string;
+  readonly contentKey?: string | undefined;
+}
+
+/**
+ * Reads the content of a request; undefined where the engine does not know the tokens.
+ *
+ * @throws `KV_REQUEST_INVALID` for a token id that is not an integer from 0 to 2^31 - 1.
+ */
+export function promptContent(request: {
+  readonly promptTokenIds?: ArrayLike<number> | undefined;
+  readonly contentKey?: string | undefined;
+}): PromptContent | undefined {
+  const { promptTokenIds: given, contentKey } = request;
+  if (given === undefined) return undefined;
+  const tokenIds = new Int32Array(given.length);
+  for (let index = 0; index < given.length; index++) {
+    const id = given[index] as number;
+    if ((id | 0) !== id || id < 0) {
+      throw new KvError(
+        "KV_REQUEST_INVALID",
+        `token ${index} of the prompt has the id ${id}, not an integer from 0 to 2147483647`,
+      );
+    }
+    tokenIds[index] = id;
+  }
+  return { tokenIds, contentKey };
+}
+
+/**
+ * Returns the SHA-256, in hex, of a prompt's first `numTokens` tokens and content key, which P and
+ * D compare. Undefined when the prompt is shorter.
+ */
+export function promptDigest(
+  { tokenIds, contentKey }: PromptContent,
+  numTokens: number,
+): string | undefined {
+  if (numTokens > tokenIds.length) return undefined;
+  const head = encodeMsgpack([PROMPT_DOMAIN, numTokens, contentKey ?? null]);
+  const tokens = new Uint8Array(tokenIds.buffer, tokenIds.byteOffset, 4 * numTokens);
+  return hash("sha256", Buffer.concat([head, tokens]), "hex");
+}
+
+export function isDigest(value: unknown): value is string {
+  return typeof value === "string" && /^[0-9a-f]{64}$/.test(value);
+}
+
+/** Encodes the content as plain data. */
+export function encodePrompt({ tokenIds, contentKey }: PromptContent): EncodedPrompt {
+  const { buffer, byteOffset, byteLength } = tokenIds;
+  const encoded = { tokenIds: Buffer.from(buffer, byteOffset, byteLength).toString("base64") };
+  return contentKey === undefined ? encoded : { ...encoded, contentKey };
+}
+
+/** Decodes what `encodePrompt` returns. */
+export function decodePrompt({ tokenIds, contentKey }: EncodedPrompt): PromptContent {
+  // Buffer.from may return memory that is not aligned to 4 bytes.
+  const bytes = Uint8Array.from(Buffer.from(tokenIds, "base64"));
+  return { tokenIds: new Int32Array(bytes.buffer, 0, bytes.byteLength >> 2), contentKey };
 }

@@ -1,17 +1,16 @@
 import RELEASES from "./vllm-requests.json" with { type: "json" };
 
 /**
- * What clients' requests to a release of vLLM may contain. Per part, the names in vLLM's order:
- * "request /v1/completions" and so for each route, the members of its request class; "engine
- * request", what the engine gets; "extra arguments written", what of a request becomes
- * `SamplingParams.extra_args`, where connectors read, with "**name" for all members of an object;
- * "extra arguments read", what the engine reads there.
+ * What requests to a release of vLLM may contain: names by part, in vLLM's order. "request
+ * /v1/completions" and other routes have the members of the request class, "engine request" what
+ * the engine gets. "extra arguments written" has what becomes `SamplingParams.extra_args`
+ * ("**name": all members of an object), "extra arguments read" what the engine reads there.
  */
 export type VllmRequests = Readonly<Record<string, readonly string[]>>;
 
 /**
- * The requests of each release that is described, by its version, the oldest first.
- * `tools/vllm/request-members.ts` reads them from vLLM's sources.
+ * Returns the requests of each described release, oldest first. `tools/vllm/request-members.ts`
+ * reads them from vLLM's sources.
  */
 export function vllmRequests(): ReadonlyMap<string, VllmRequests> {
   return releases;

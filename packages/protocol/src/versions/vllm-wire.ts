@@ -1,18 +1,18 @@
-/** A release of vLLM whose wire is described in this file. */
+/** A release of vLLM whose wire is described here. */
 export interface VllmVersion {
-  /** The release, such as "0.33.0". Its patch releases have the same wire. */
+  /** Such as "0.33.0"; its patch releases have the same wire. */
   readonly version: string;
   /** vLLM's `NIXL_CONNECTOR_VERSION`. */
   readonly connectorVersion: number;
   /**
-   * `transfers`: KV is transferred to and from real servers in `npm run test:vllm`. `handshake`:
-   * its handshake is read, and tools can say what has to be upgraded.
+   * `transfers`: `npm run test:vllm` moves KV to and from real servers. `handshake`: tools read its
+   * handshake and say what to upgrade.
    */
   readonly support: "transfers" | "handshake";
   /**
-   * A D of this release mixes up the heads and tokens of blocks from a P with smaller blocks: the
-   * text is wrong, without an error. Seen on the CPU; the cause is probably
-   * `kv_postprocess_blksize_on_receive`, which 0.32 rewrote (read, not isolated).
+   * A D of this release silently mixes up heads and tokens of blocks from a P with smaller blocks.
+   * Seen on the CPU; the likely cause is `kv_postprocess_blksize_on_receive`, which 0.32 rewrote
+   * (read, not isolated).
    */
   readonly mixesUpSmallerBlocks?: true;
 }
@@ -27,18 +27,17 @@ const VERSIONS = [
   { version: "0.33.0", connectorVersion: 15, support: "transfers" },
 ] as const satisfies readonly VllmVersion[];
 
-/** The releases of vLLM that are described here, oldest first. */
+/** The described releases of vLLM, oldest first. */
 export const VLLM_VERSIONS: readonly VllmVersion[] = VERSIONS;
 
 type Release = (typeof VERSIONS)[number]["version"];
 
-/** The release with an entry for the first time, and the first one without it. */
+/** The first release with an entry, and the first one without it again. */
 interface Range {
   readonly since?: Release;
   readonly until?: Release;
 }
 
-/** A name; or a name, its form, and the releases that have it. */
 type Entry = string | readonly [name: string, form: string, range?: Range];
 
 const since = (version: Release): Range => ({ since: version });
@@ -52,12 +51,10 @@ const SPECULATIVE = [
 ];
 
 /**
- * The wire of every release, one section per message. Entries are in vLLM's order. `kv-peer wire`
- * reads the same sections from the sources of a wheel; the form of an entry is the text that it
- * reads.
+ * A section per message, in vLLM's order. `kv-peer wire` reads the same from the sources of a
+ * wheel; an entry's form is the text there.
  */
 const WIRE = {
-  /** The frames of the side channel. */
   handshake: [
     ["request", "get_meta_msg {remote_pp_rank} {remote_rank}"],
     ["reply", "{encoded_data} {ts}"],
@@ -68,10 +65,7 @@ const WIRE = {
     ["compatibility_hash", "str"],
     ["agent_metadata_bytes", "bytes"],
   ],
-  /**
-   * `NixlAgentMetadata`, type and default. A dataclass is a msgpack map; msgspec ignores keys that
-   * it does not know.
-   */
+  /** `NixlAgentMetadata`, type and default, as a msgpack map; msgspec ignores unknown keys. */
   "agent metadata": [
     ["class", "dataclass"],
     ["engine_id", "str"],
@@ -100,7 +94,7 @@ const WIRE = {
       since("0.31.0"),
     ],
   ],
-  /** Values of `kv_cache_layout`; the form is the order of the dimensions. */
+  /** The form is the order of the dimensions. */
   "cache layouts": [
     ["NHD", "", { until: "0.29.0" }],
     ["HND", "", { until: "0.29.0" }],
@@ -111,9 +105,8 @@ const WIRE = {
     ["BLNHC", "(1, 0, 3, 2, 4)", since("0.29.0")],
     ["BHLNC", "(1, 2, 0, 3, 4)", since("0.29.0")],
   ],
-  /** How the factors become a hash. */
   "hash function": [["hash_factors", "hexdigest(sha256(encode(dumps(items, sort_keys=True))))"]],
-  /** The factors. A factor with parts is a map. */
+  /** A factor with parts is a map. */
   "compatibility hash": [
     "vllm_version",
     "nixl_connector_version",
@@ -132,7 +125,7 @@ const WIRE = {
     ),
     ["transfer_mode", "", since("0.28.0")],
   ],
-  /** Texts of NIXL notifications: of both modes, of pull, of push. Values are in braces. */
+  /** Notifications of both modes, of pull, of push, with values in braces. */
   notifications: ["HB:{req_ids,…}"],
   "pull notifications": [
     ["{request_id}:{world_size}", "", { until: "0.29.0" }],
@@ -186,10 +179,7 @@ const WIRE = {
     "remote_num_tokens",
     ["transfer_mode", "", since("0.28.0")],
   ],
-  /**
-   * Keys of `kv_transfer_params` that vLLM's code reads and writes; those with an underscore are
-   * its own marks.
-   */
+  /** Keys that vLLM reads and writes; those with an underscore are its own marks. */
   "parameters read": [
     "remote_engine_id",
     "remote_request_id",
@@ -222,16 +212,10 @@ const WIRE = {
 /** A part of the wire, such as "agent metadata". */
 export type WireSection = keyof typeof WIRE;
 
-/**
- * Per section, the names that a version puts on the wire and the form of each; the form is empty
- * where only the name counts.
- */
+/** By section: names on a version's wire, each with its form, or "" where only the name counts. */
 export type VllmWire = Readonly<Record<WireSection, Readonly<Record<string, string>>>>;
 
-/**
- * The wire of a described release; entries are in vLLM's order. `version` is one of
- * `VLLM_VERSIONS`.
- */
+/** Returns the wire of a described release, in vLLM's order. */
 export function vllmWire({ version }: VllmVersion): VllmWire {
   const known = wires.get(version) ?? wireOf(version);
   wires.set(version, known);
@@ -256,10 +240,7 @@ function wireOf(version: string): VllmWire {
   return Object.fromEntries(sections) as VllmWire;
 }
 
-/**
- * The described release of a vLLM version: that with the same major and minor number. Undefined for
- * any other.
- */
+/** Returns the described release with the same major and minor number; undefined for any other. */
 export function describedVersion(version: string): VllmVersion | undefined {
   const minor = /^(\d+\.\d+)(\.|$|[^\d])/.exec(version)?.[1];
   return VLLM_VERSIONS.find((each) => minor !== undefined && each.version.startsWith(`${minor}.`));

@@ -1,5 +1,5 @@
 import { createCommand } from "@kv/fleet/front-end";
-import { KvError } from "@kv/interface";
+import type { KvErrorCode } from "@kv/interface";
 import { expect, test } from "vitest";
 import { sidecarOfRank } from "../sidecar/data-parallel.js";
 import { PROGRAM, parseCli } from "./cli-options.js";
@@ -28,6 +28,9 @@ const parse = (line: string) =>
       .exitOverride()
       .configureOutput({ writeErr: () => {} }),
   );
+
+const invalid = (message: string, code: KvErrorCode = "KV_CONFIG_INVALID") =>
+  expect.objectContaining({ code, message: expect.stringContaining(message) });
 
 test("URLs can be given together or one by one", () => {
   const { settings, host, port } = parse("--prefill a:1 http://b:2 --prefill c:3 --decode d:4");
@@ -86,9 +89,7 @@ test.each([
     "--prefiller-hosts names 2 and --prefiller-ports 1",
   ],
 ])("%s is refused by name", (line, message) => {
-  const error = catchError(() => parse(line));
-  expect(KvError.is(error, "KV_CONFIG_INVALID")).toBe(true);
-  expect((error as KvError).message).toContain(message);
+  expect(() => parse(line)).toThrow(invalid(message));
 });
 
 test.each(["--port 70000", "--port x", "--what 1", "--missing-kv maybe", "--host h stray"])(
@@ -153,19 +154,8 @@ test.each([
     "has 1 values, but 0 prefill instances",
   ],
 ] as const)("%s is %s", (line, code, message) => {
-  const error = catchError(() => parse(line));
-  expect(KvError.is(error, code)).toBe(true);
-  expect((error as KvError).message).toContain(message);
+  expect(() => parse(line)).toThrow(invalid(message, code));
 });
-
-function catchError(run: () => unknown): unknown {
-  try {
-    run();
-  } catch (error) {
-    return error;
-  }
-  throw new Error("nothing was thrown");
-}
 
 test("a sidecar has llm-d's flags, and the decode instance on this machine", () => {
   const { settings, port } = parse(
@@ -203,25 +193,46 @@ test.each([
   expect(settings.sidecar?.tls).toBe(tls);
 });
 
+test("F8: a sidecar starts with llm-d's flags for its connectors and pulls of cached KV", () => {
+  const { settings } = parse(
+    "--sidecar --allow-prefill * --kv-connector nixlv2 --ec-connector ec-nixl --enable-p2p-pull --p2p-connector-port 7000",
+  );
+  expect(settings.sidecar).toEqual({
+    allow: ["*"],
+    kvConnector: "nixlv2",
+    ecConnector: "ec-nixl",
+    p2pPull: true,
+    p2pConnectorPort: 7000,
+  });
+  expect(parse("--sidecar --allow-prefill * --enable-p2p-pull=false").settings.sidecar).toEqual({
+    allow: ["*"],
+    p2pPull: false,
+  });
+  expect(() => parse("--sidecar --allow-prefill * --kv-connector offloading")).toThrow("nixlv2");
+});
+
 test("each rank of a data-parallel server has a sidecar, its ports by the rank above those of rank 0", () => {
   const { settings, port, dataParallelSize } = parse(
     "--sidecar --port 8000 --vllm-port 8200 --data-parallel-size 2 --allow-prefill * --decode-side-channel-port 5600 --admin-port 9090",
   );
   expect(dataParallelSize).toBe(2);
-  expect(sidecarOfRank({ port, settings }, 0)).toEqual({ port, settings });
-  expect(sidecarOfRank({ port, settings }, 1)).toMatchObject({
+  expect(sidecarOfRank({ port, settings }, 0, 1)).toEqual({ port, settings });
+  expect(sidecarOfRank({ port, settings }, 1, 2)).toMatchObject({
     port: 8001,
     settings: {
       decoders: [{ url: "http://127.0.0.1:8201", kv: { port: 5601 } }],
-      sidecar: { allow: ["*"] },
+      sidecar: { allow: ["*"], ranks: { firstPort: 8000, count: 2 } },
       admin: { port: 9091 },
     },
   });
-  expect(sidecarOfRank({ port: 0, settings }, 1).port).toBe(0);
+  expect(sidecarOfRank({ port: 0, settings }, 1, 2).port).toBe(0);
   const ofRank = (decoder: string) =>
-    sidecarOfRank({ port, settings: { ...settings, decoders: [decoder] } }, 1);
-  for (const wrong of [() => sidecarOfRank({ port: 65_535, settings }, 1), () => ofRank("d:1@1")])
-    expect(KvError.is(catchError(wrong), "KV_CONFIG_INVALID")).toBe(true);
+    sidecarOfRank({ port, settings: { ...settings, decoders: [decoder] } }, 1, 2);
+  for (const wrong of [
+    () => sidecarOfRank({ port: 65_535, settings }, 1, 2),
+    () => ofRank("d:1@1"),
+  ])
+    expect(wrong).toThrow(invalid(""));
 });
 
 test.each([
@@ -231,6 +242,8 @@ test.each([
     "--vllm-port is the decode instance of a --sidecar",
   ],
   ["--allow-prefill * --prefill p:1 --decode d:1", "--allow-prefill is given without --sidecar"],
+  ["--enable-p2p-pull --prefill p:1 --decode d:1", "--enable-p2p-pull is given without --sidecar"],
+  ["--ec-connector e --prefill p:1 --decode d:1", "--ec-connector is given without --sidecar"],
   ["--enable-tls prefiller --prefill p:1 --decode d:1", "--enable-tls is given without --sidecar"],
   [
     "--sidecar --decode d:1 --allow-prefill * --enable-tls decoder",
@@ -246,8 +259,7 @@ test.each([
   ["--sidecar --allow-prefill * --prefill-tp-size 1 2", "--prefill-tp-size has 2 values"],
   ["--sidecar --allow-prefill * --prefill-engine-id e", "--prefill-engine-id has 1 values"],
 ])("%s is refused with the reason", (line, message) => {
-  const error = catchError(() => parse(line));
-  expect((error as KvError).message).toContain(message);
+  expect(() => parse(line)).toThrow(invalid(message));
 });
 
 test("discovery in Kubernetes by flags", () => {
@@ -255,4 +267,19 @@ test("discovery in Kubernetes by flags", () => {
   expect(readSettings(settings).discovery).toMatchObject({
     kubernetes: { podSelector: "app=vllm,tier=llm", namespace: "models" },
   });
+});
+
+test.each([
+  ['{"prot":1}', "port"],
+  ['{"limits":{"maxConections":1}}', "connections"],
+  ['{"maxConections":1}', "limits.connections"],
+  ['{"routting":{}}', "routing"],
+  ['{"routing":{"prefil":"round-robin"}}', "prefill"],
+  ['{"prefillers":[{"url":"p:1","labl":"a"}]}', "label"],
+  ['{"prefillers":[{"url":"p:1","dcpSize":2}]}', "kv.dcpSize"],
+  ['{"prefillers":[{"url":1,"labl":"a"}]}', "label"],
+])("first-contact.md 3: %s is refused, and the nearest known key is named", (text, nearest) => {
+  const parseFile = () =>
+    parseCli(["--config", "f", "-d", "d:1"], { ...sources, readFile: () => text });
+  expect(() => readSettings(parseFile().settings)).toThrow(`, did you mean ${nearest}?`);
 });

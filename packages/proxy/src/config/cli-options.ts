@@ -16,51 +16,41 @@ import { z } from "zod";
 import {
   ADMIN_TOKEN,
   listenSchema,
+  MAX_RANKS,
   MAX_WORKERS,
   type ProxyFileInput,
   type ProxySettingsInput,
   proxyFileSchema,
 } from "./settings.js";
 
-/** The command line, parsed. */
 export interface CliOptions {
   readonly host: string;
   readonly port: number;
-  /** Processes that serve the port. */
   readonly workers: number;
   readonly logLevel: LogLevel;
-  /** File that spans are appended to. */
+  /** File to which spans are appended. */
   readonly trace: string | undefined;
-  /** The settings of the file, with those of the flags over them. `createProxy` checks them. */
+  /** Flags override the file. `createProxy` checks the settings. */
   readonly settings: ProxySettingsInput;
-  /**
-   * Of a sidecar: how many ranks the decode server has; each gets a sidecar of its own, as
-   * `sidecarOfRank` says.
-   */
+  /** Ranks of a sidecar's decode server. Each gets its own sidecar (`sidecarOfRank`). */
   readonly dataParallelSize: number;
 }
 
-/** Access to files and the environment. */
 export interface CliSources {
   readonly readFile: (path: string) => string;
   readonly env: Readonly<Record<string, string | undefined>>;
 }
 
-/**
- * Defaults of vLLM's toy proxy: an instance on this machine. They apply when one flag of the pair
- * is given.
- */
+/** Defaults of vLLM's toy proxy. They apply where only one flag of the pair is given. */
 const TOY = {
   prefill: { flag: "--prefiller", host: "localhost", port: 8100 },
   decode: { flag: "--decoder", host: "localhost", port: 8200 },
 } as const;
 /** llm-d's default of `--model-server-port`. */
 const DEFAULT_VLLM_PORT = 8200;
-const MAX_RANKS = 1024;
 const hosts = z.array(z.string()).optional();
 const ports = z.array(listenerPort).optional();
 
-/** The flags that are no settings. */
 const proxyFlags = fleetFlags.extend({
   ...group("Instances, as vLLM's toy proxy takes them", {
     prefillerHosts: setting(
@@ -104,6 +94,8 @@ const proxyFlags = fleetFlags.extend({
       z.array(z.enum(["prefiller", "decoder"])).default([]),
     )`--enable-tls <stage...>: reach
         instances of this role by HTTPS`,
+    enableP2pPull: setting(z.enum(["true", "false"]).optional())`--enable-p2p-pull [boolean]: take
+        x-kv-cache-source-host-port, as with llm-d (default: false)`,
     secureProxy: setting(
       z.enum(["true", "false"]).optional(),
     )`--secure-proxy [boolean]: speak TLS on its own
@@ -122,7 +114,6 @@ const proxyFlags = fleetFlags.extend({
 });
 type Flags = z.output<typeof proxyFlags>;
 
-/** The program. Its flags follow from its settings. */
 export const PROGRAM = {
   name: "kv-proxy",
   description:
@@ -134,10 +125,8 @@ export const PROGRAM = {
 };
 
 /**
- * Parses the arguments after the program's name, and the file of `--config`; flags override the
- * file.
- * @throws `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`; commander exits with a message for an
- * unknown flag.
+ * Flags override the file of `--config`.
+ * @throws `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`; commander exits for an unknown flag.
  */
 export function parseCli(
   args: readonly string[],
@@ -162,10 +151,7 @@ export function parseCli(
   };
 }
 
-/**
- * Refuses a number of workers that cannot work.
- * @throws `KV_CONFIG_INVALID`.
- */
+/** @throws `KV_CONFIG_INVALID` for a number of workers that cannot work. */
 function checkWorkers(workers: number, settings: ProxySettingsInput): void {
   if (!Number.isInteger(workers) || workers < 1 || workers > MAX_WORKERS)
     throw invalid(
@@ -189,9 +175,7 @@ function dataParallelSizeOf({ sidecar, dataParallelSize: size }: Flags): number 
   );
 }
 
-/**
- * The token is never a flag, because all users of a machine can read the flags of its processes.
- */
+/** Not a flag: all users of a machine can read the flags of its processes. */
 function withToken(
   settings: ProxySettingsInput,
   file: string | undefined,
@@ -224,11 +208,10 @@ function readToken(file: string, readFile: CliSources["readFile"]): string {
   }
 }
 
-/** The settings of the flags. */
 function settingsOf(flags: Flags, given: ProxyFileInput) {
   const { prefillerHosts, prefillerPorts, decoderHosts, decoderPorts } = flags;
   const sidecar = sidecarOf(flags, given);
-  // Of a sidecar they hold for all prefill instances.
+  // A sidecar applies these to all prefill instances.
   const ofAll = sidecar && {
     prefillSideChannelPort: undefined,
     prefillTpSize: undefined,
@@ -247,7 +230,7 @@ function settingsOf(flags: Flags, given: ProxyFileInput) {
   });
 }
 
-/** The decode instances, of a sidecar the one on this machine. */
+/** The decode instances; for a sidecar, the one on this machine. */
 function localDecode(flags: Flags, { decoders }: ProxyFileInput): Instances {
   const {
     sidecar,
@@ -274,10 +257,15 @@ function localDecode(flags: Flags, { decoders }: ProxyFileInput): Instances {
 }
 
 function sidecarOf(flags: Flags, given: ProxyFileInput): ProxySettingsInput["sidecar"] {
-  const { sidecar, enableTls, secureProxy, certPath } = flags;
+  const { sidecar, enableTls, enableP2pPull, secureProxy, certPath } = flags;
   if (!sidecar) {
+    const { allow, kvConnector, ecConnector, p2pConnectorPort } = given.sidecar ?? {};
     const flag = Object.entries({
-      "--allow-prefill": given.sidecar,
+      "--allow-prefill": allow,
+      "--kv-connector": kvConnector,
+      "--ec-connector": ecConnector,
+      "--p2p-connector-port": p2pConnectorPort,
+      "--enable-p2p-pull": enableP2pPull,
       "--enable-tls": enableTls[0],
       "--secure-proxy": secureProxy,
       "--cert-path": certPath,
@@ -299,12 +287,13 @@ function sidecarOf(flags: Flags, given: ProxyFileInput): ProxySettingsInput["sid
   };
   return {
     prefillTls: enableTls.includes("prefiller") || undefined,
+    p2pPull: enableP2pPull === undefined ? undefined : enableP2pPull === "true",
     tls: files || (secureProxy === undefined ? undefined : secureProxy === "true"),
     kv: (port ?? tpSize ?? ppSize) === undefined ? undefined : { port, tpSize, ppSize },
   };
 }
 
-/** The value of a flag that a sidecar takes once. */
+/** Returns the value of a flag that a sidecar takes once. */
 function only(flag: string, values: readonly number[] | undefined): number | undefined {
   if (values === undefined || values.length === 1) return values?.[0];
   throw invalid(

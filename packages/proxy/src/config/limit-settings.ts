@@ -1,15 +1,12 @@
 import { count, counted, instanceTimes, ms, setting } from "@kv/fleet/front-end";
 import { z } from "zod";
 
-/** Default of `limits.bodiesPerClientLengthBytes`. */
 export const BODIES_PER_CLIENT_BYTES = 64 * 1024 * 1024;
-/** Default of `limits.abandonedPrefillMs`. */
 export const ABANDONED_PREFILL_MS = 15_000;
 
 const KIB = 1024;
 const MIB = 1024 * KIB;
 
-/** What clients can make the proxy hold. */
 export const limitsSchema = z.strictObject({
   bodyLengthBytes: counted(16 * MIB)`--body-limit-bytes <n>: a client's request body`,
   bodiesLengthBytes: counted(
@@ -67,7 +64,6 @@ export const limitsSchema = z.strictObject({
   parts: counted(256)`prompts times copies (n) in one request`,
 });
 
-/** How long things may take. */
 export const timeoutsSchema = z.strictObject({
   connectMs: setting(
     instanceTimes.connectMs,

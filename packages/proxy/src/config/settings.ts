@@ -12,9 +12,7 @@ import { KvError } from "@kv/interface";
 import { z } from "zod";
 import { BODIES_PER_CLIENT_BYTES, limitsSchema, timeoutsSchema } from "./limit-settings.js";
 
-/** The environment variable of `admin.token`. */
 export const ADMIN_TOKEN = "KV_PROXY_ADMIN_TOKEN";
-/** The most processes that one port is served by. */
 export const MAX_WORKERS = 64;
 
 const policy = z.enum(["fail", "decode-computes"]).default("fail");
@@ -66,10 +64,12 @@ const instanceRoutesSchema = z.strictObject({
       refused (default: with the flag that of the admin routes)`,
 });
 
-/** An entry of an `Allowlist`, which checks it. */
+/** An entry of `Allowlist`, which checks it. */
 const allowEntry = z.string().min(1).max(256);
 const file = z.string().min(1);
 const tlsSchema = z.union([z.boolean(), z.strictObject({ certFile: file, keyFile: file })]);
+
+export const MAX_RANKS = 1024;
 
 const sidecarSchema = z.strictObject({
   allow: setting(
@@ -84,6 +84,30 @@ const sidecarSchema = z.strictObject({
     tlsSchema.default(false),
   )`speak TLS on its own port: with a certificate that is made at the
       start, or with the PEM files certFile and keyFile, which are read again when they change (--secure-proxy, --cert-path)`,
+  kvConnector: setting(
+    z.enum(["nixlv2"]).optional(),
+  )`--kv-connector <name>: the protocol of the legs, which always is nixlv2; mode chooses pull or push`,
+  ecConnector: setting(
+    z.string().optional(),
+  )`--ec-connector <name>: no effect: prefill instances encode images themselves`,
+  p2pPull: setting(
+    z.boolean().default(false),
+  )`engines run MultiConnector with an OffloadingConnector that has a P2P tier: the header
+      x-kv-cache-source-host-port makes them take cached KV from that instance (--enable-p2p-pull)`,
+  p2pConnectorPort: setting(
+    z.number().int().min(1).max(65_535).default(7777),
+  )`--p2p-connector-port <port>: port of the P2P tier of all instances; that of rank r is r above it`,
+  kvPools: setting(
+    z.array(z.string()).default([]),
+  )`--kv-pool-peer <host:port...>: P2P tiers of the pools that the same header may name`,
+  ranks: setting(
+    z
+      .strictObject({
+        firstPort: z.number().int().min(1).max(65_535),
+        count: z.number().int().min(1).max(MAX_RANKS),
+      })
+      .optional(),
+  )`ports of the sidecars of all ranks: that of rank 0, and how many (--port, --data-parallel-size)`,
   kv: setting(
     z
       .strictObject({
@@ -101,7 +125,6 @@ const forwarded = z
   .regex(/^[A-Za-z0-9-]+$/)
   .refine(mayForward, "the proxy sets this header itself, or it belongs to one connection");
 
-/** Where clients are served, as a configuration file and flags say. */
 export const listenSchema = z.strictObject({
   host: setting(z.string().default("127.0.0.1"))`--host <host>: address to listen on`,
   port: setting(listenerPort.default(8_000))`--port <port>: port to listen on; 0 takes a free one`,
@@ -190,22 +213,18 @@ export const proxySettingsSchema = z.strictObject({
   }),
 });
 
-/** A configuration file: the settings, and where to listen. */
+/** A configuration file: settings and the address to listen on. */
 export const proxyFileSchema = z.strictObject({
   ...listenSchema.shape,
   ...proxySettingsSchema.shape,
   $schema: setting(z.string().optional())`for editors`,
 });
 
-/**
- * The settings as a program, a configuration file or a command line gives them; each member has a
- * default.
- */
+/** The settings as a program, a file or a command line gives them. Each member has a default. */
 export type ProxySettingsInput = z.input<typeof proxySettingsSchema>;
 /** The settings with their defaults. */
 export type ProxySettings = z.output<typeof proxySettingsSchema>;
 
-/** The content of a configuration file. */
 export type ProxyFileInput = z.input<typeof proxyFileSchema>;
 
 /**
@@ -225,8 +244,8 @@ export function readSettings(input: unknown): ProxySettings {
 }
 
 /**
- * Whether all clients count as one: those of a sidecar are gateways, and no header names the
- * clients behind them.
+ * Gateways are a sidecar's clients, and all count as one unless a header names the clients behind
+ * them.
  */
 export function isOneClient({
   sidecar,
@@ -235,16 +254,12 @@ export function isOneClient({
   return sidecar !== undefined && limits.clientHeader === undefined;
 }
 
-/** `limits.bodiesPerClientLengthBytes`, or its default. */
 export function bodiesPerClientBytes(settings: Pick<ProxySettings, "sidecar" | "limits">): number {
   const { bodiesPerClientLengthBytes: given, bodiesLengthBytes } = settings.limits;
   return given ?? (isOneClient(settings) ? bodiesLengthBytes : BODIES_PER_CLIENT_BYTES);
 }
 
-/**
- * A body that is larger than the memory for bodies would always be refused, with a status that says
- * that it might be served later.
- */
+/** A body larger than its memory would always be refused, with a status that invites retries. */
 function requireRoomForBody(settings: ProxySettings): void {
   const { bodyLengthBytes, bodiesLengthBytes: all } = settings.limits;
   const perClient = bodiesPerClientBytes(settings);

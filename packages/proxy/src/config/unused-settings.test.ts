@@ -35,6 +35,12 @@ test.each<[ProxySettingsInput, readonly string[]]>([
     ["decoders.kvEvents: routing.decode is least-load"],
   ],
   [{ prefillers: [{ url: "p:1", kvEvents }], routing: { prefill: "prefix-aware" } }, []],
+  [{ kvSources: { tierPort: 1 } }, ["kvSources.tierPort: routing.decode is round-robin"]],
+  [{ kvSources: { tierPort: 1 }, routing: { prefill: "prefix-aware" } }, []],
+  [
+    { sidecar: { allow: ["*"], kvPools: ["pool:5710"] }, decoders: ["d:1"] },
+    ["sidecar.kvPools: sidecar.p2pPull is not set (--enable-p2p-pull)"],
+  ],
   [
     {
       sidecar: { allow: ["*"] },
@@ -46,13 +52,24 @@ test.each<[ProxySettingsInput, readonly string[]]>([
       (setting) => `${setting}: requests name their prefill instances to a sidecar`,
     ),
   ],
+  [
+    {
+      sidecar: { allow: ["*"], kvConnector: "nixlv2", ecConnector: "e", p2pConnectorPort: 1 },
+      decoders: ["d:1"],
+      mode: "push",
+    },
+    [
+      "sidecar.kvConnector: mode is push",
+      "sidecar.ecConnector: prefill instances encode images themselves",
+      "sidecar.p2pConnectorPort: sidecar.p2pPull is not set (--enable-p2p-pull)",
+    ],
+  ],
   [{ health: { path: "/x", timeoutMs: 1, failures: 1 }, timeouts: { slowReturnMs: 1 } }, []],
   [
     {
       health: { intervalMs: 0, path: "/x", timeoutMs: 1, failures: 1 },
-      timeouts: { slowReturnMs: 1 },
     },
-    ["health.path", "health.timeoutMs", "health.failures", "timeouts.slowReturnMs"].map(
+    ["health.path", "health.timeoutMs", "health.failures"].map(
       (setting) => `${setting}: health.intervalMs is 0`,
     ),
   ],

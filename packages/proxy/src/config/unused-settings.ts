@@ -1,21 +1,15 @@
 import type { ProxySettings, ProxySettingsInput } from "./settings.js";
 
-/** A setting that is set but has no effect. */
 export interface UnusedSetting {
   readonly setting: string;
-  /** The setting that makes it so. */
+  /** The setting that makes this one ineffective. */
   readonly why: string;
 }
 
-/** The settings that are set but have no effect, because of other settings. */
 export function unusedSettings(
   input: ProxySettingsInput,
   { mode, pushLegs, routing, health, limits, pairing, sidecar }: ProxySettings,
 ): UnusedSetting[] {
-  const has = (
-    role: "prefillers" | "decoders",
-    member: "kv" | "kvEvents" | "kvEventsReplay" | "label",
-  ) => (input[role] ?? []).some((one) => typeof one !== "string" && one[member] !== undefined);
   const sequential =
     mode === "pull" ? "mode is pull" : pushLegs === "prefill-first" && `pushLegs is ${pushLegs}`;
   const unpaired = pairing.mode === "off" && "pairing.mode is off";
@@ -32,33 +26,46 @@ export function unusedSettings(
     routing[name] !== "prefix-aware" && `routing.${name} is ${routing[name]}`;
 
   const named = sidecar !== undefined && "requests name their prefill instances to a sidecar";
-  // A setting, whether it is set, and why it has no effect, or false.
-  const all: readonly (readonly [string, boolean, string | false])[] = [
-    ["pushLegs", input.pushLegs !== undefined, mode === "pull" && "mode is pull"],
-    ["disaggregateAbove", input.disaggregateAbove !== undefined, named],
-    ["routing.prefill", input.routing?.prefill !== undefined, named],
-    ["routing.decode", input.routing?.decode !== undefined, named],
-    // As flags: --prefill-engine-id, --prefill-kv-host, --prefill-side-channel-port,
+  const noPulls = sidecar?.p2pPull === false && "sidecar.p2pPull is not set (--enable-p2p-pull)";
+  /** Why a setting has no effect; false: it has one. */
+  const reasons: Readonly<Record<string, string | false>> = {
+    pushLegs: mode === "pull" && "mode is pull",
+    disaggregateAbove: named,
+    "routing.prefill": named,
+    "routing.decode": named,
+    // Their flags: --prefill-engine-id, --prefill-kv-host, --prefill-side-channel-port,
     // --prefill-tp-size.
-    ["prefillers.kv", has("prefillers", "kv"), unpaired !== false && sequential],
-    ["decoders.kv", has("decoders", "kv"), unpaired],
-    ["prefillers.label", has("prefillers", "label"), unlabelled],
-    ["decoders.label", has("decoders", "label"), unlabelled],
-    ["pairing.timeoutMs", input.pairing?.timeoutMs !== undefined, unpaired],
-    ["pairing.refreshMs", input.pairing?.refreshMs !== undefined, unpaired],
-    ["pairing.handshakeKeyFile", input.pairing?.handshakeKeyFile !== undefined, unpaired],
-    ["prefillers.kvEvents", has("prefillers", "kvEvents"), notPrefixAware("prefill")],
-    ["decoders.kvEvents", has("decoders", "kvEvents"), notPrefixAware("decode")],
-    ["prefillers.kvEventsReplay", has("prefillers", "kvEventsReplay"), notPrefixAware("prefill")],
-    ["decoders.kvEventsReplay", has("decoders", "kvEventsReplay"), notPrefixAware("decode")],
-    ["health.path", input.health?.path !== undefined, noChecks],
-    ["health.timeoutMs", input.health?.timeoutMs !== undefined, noChecks],
-    ["health.failures", input.health?.failures !== undefined, noChecks],
-    ["timeouts.slowReturnMs", input.timeouts?.slowReturnMs !== undefined, noChecks],
-    ["limits.requestsPerClient", true, above("requestsPerClient", "requestsInFlight")],
-    ["limits.connectionsPerAddress", true, above("connectionsPerAddress", "connections")],
-  ];
-  return all.flatMap(([setting, isGiven, why]) =>
-    isGiven && why !== false ? [{ setting, why }] : [],
+    "prefillers.kv": unpaired !== false && sequential,
+    "decoders.kv": unpaired,
+    "prefillers.label": unlabelled,
+    "decoders.label": unlabelled,
+    "pairing.timeoutMs": unpaired,
+    "pairing.refreshMs": unpaired,
+    "pairing.handshakeKeyFile": unpaired,
+    "prefillers.kvEvents": notPrefixAware("prefill"),
+    "decoders.kvEvents": notPrefixAware("decode"),
+    "prefillers.kvEventsReplay": notPrefixAware("prefill"),
+    "decoders.kvEventsReplay": notPrefixAware("decode"),
+    "health.path": noChecks,
+    "health.timeoutMs": noChecks,
+    "health.failures": noChecks,
+    "sidecar.kvConnector": mode !== "pull" && `mode is ${mode}`,
+    "sidecar.ecConnector": "prefill instances encode images themselves",
+    "sidecar.p2pConnectorPort": noPulls,
+    "sidecar.kvPools": noPulls,
+    "kvSources.tierPort": notPrefixAware("prefill") && notPrefixAware("decode"),
+    "limits.requestsPerClient": above("requestsPerClient", "requestsInFlight"),
+    "limits.connectionsPerAddress": above("connectionsPerAddress", "connections"),
+  };
+  return Object.entries(reasons).flatMap(([setting, why]) =>
+    why !== false && isGiven(input, setting) ? [{ setting, why }] : [],
   );
+}
+
+/** Whether a setting, or that of one of several instances, is set. */
+function isGiven(input: ProxySettingsInput, setting: string): boolean {
+  let values: readonly unknown[] = [input];
+  for (const name of setting.split("."))
+    values = values.flatMap((value) => (value as Record<string, unknown> | undefined)?.[name]);
+  return values.some((value) => value !== undefined);
 }

@@ -3,12 +3,9 @@ import type { Part } from "../legs/client-request.js";
 import type { Legs } from "../legs/legs.js";
 import type { Readback } from "../readback/readback.js";
 import type { LegAnswer } from "../response/leg-answer.js";
-import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
+import type { DisaggregationStrategy } from "./two-legs.js";
 
-/**
- * Sends a part to a decode instance alone where a prefill leg does not pay, else through another
- * strategy.
- */
+/** Sends a part to D alone where a prefill leg does not pay, else through another strategy. */
 export class ConditionalStrategy implements DisaggregationStrategy {
   readonly name: string;
   readonly #legs: Legs;
@@ -17,7 +14,7 @@ export class ConditionalStrategy implements DisaggregationStrategy {
   readonly #readback: Readback | undefined;
   readonly #decodePrompts = new DecodePrompts();
 
-  /** `aboveTokens`: from how many uncached tokens of a prompt on `twoLegs` pays. */
+  /** `aboveTokens`: uncached prompt tokens from which `twoLegs` pays. */
   constructor(
     legs: Legs,
     twoLegs: DisaggregationStrategy,
@@ -34,21 +31,18 @@ export class ConditionalStrategy implements DisaggregationStrategy {
   async run(part: Part): Promise<LegAnswer> {
     const { decoders, prefillers, ambient, fleet } = this.#legs;
     const { prefillCosts } = fleet;
-    // What an answer says about the prompt comes from the prefill instance.
-    const decode =
-      part.request.promptFields === "none"
-        ? decoders.choose(part, part.attempts.failedDecode)
-        : undefined;
+    const decode = decoders.choose(part, part.attempts.decode.avoided);
     if (decode === undefined) return this.#twoLegs.run(part);
     const readbackTokens = this.#readback === undefined ? 0 : await this.#readback.readable(part);
     const nowMs = ambient.clock.now();
     const { charactersPerToken, msPerToken } = prefillCosts;
     const promptTokens = prefillCosts.promptTokens(part.request);
     const decodeCachedTokens = decoders.cachedTokens(decode, part, charactersPerToken) ?? 0;
-    const decodeComputeMs =
+    const computeMs = (cachedTokens: number) =>
       msPerToken === undefined || promptTokens === undefined
         ? undefined
-        : msPerToken * Math.max(0, promptTokens - decodeCachedTokens);
+        : msPerToken * Math.max(0, promptTokens - cachedTokens);
+    const decodeComputeMs = computeMs(decodeCachedTokens);
     const prefillCachedTokens = this.#prefillCachedTokens(part);
     const inputs = {
       promptTokens,
@@ -56,11 +50,9 @@ export class ConditionalStrategy implements DisaggregationStrategy {
       prefillCachedTokens,
       readbackTokens,
       prefillComputeMs:
-        msPerToken === undefined || promptTokens === undefined
-          ? undefined
-          : readbackTokens > prefillCachedTokens
-            ? prefillCosts.readingMs(promptTokens, readbackTokens)
-            : msPerToken * Math.max(0, promptTokens - prefillCachedTokens),
+        readbackTokens > prefillCachedTokens && promptTokens !== undefined
+          ? prefillCosts.readingMs(promptTokens, readbackTokens)
+          : computeMs(prefillCachedTokens),
       prefillWaitMs: prefillCosts.waitMs(prefillers),
       decodeComputeMs,
       decodeInFlight: decode.inFlight,
@@ -78,7 +70,6 @@ export class ConditionalStrategy implements DisaggregationStrategy {
     return this.#legs.single(part, "one-leg-pays");
   }
 
-  /** The most tokens of the prompt that a prefill instance has cached. */
   #prefillCachedTokens(part: Part): number {
     const { prefillers, fleet } = this.#legs;
     if (!prefillers.readsTokenIds()) return 0;
@@ -93,22 +84,21 @@ export class ConditionalStrategy implements DisaggregationStrategy {
   }
 }
 
-/** The most prefill instances whose prefix caches are looked at. */
+/** The most prefill instances whose prefix caches are searched. */
 const LOOKED_AT = 64;
 /** Prompts count for about this long. */
 const WINDOW_MS = 500;
 
-/** The time that decode instances lately spend on prompts which they compute themselves. */
+/** Time that decode instances lately spend on prompts they compute themselves. */
 class DecodePrompts {
-  /** Per instance, the time of its prompts, which fades, as of the last one. */
+  /** An instance's prompt time as of its last prompt. It fades. */
   readonly #spent = new WeakMap<Instance, { readonly ms: number; readonly atMs: number }>();
 
-  /** Share of the instance's time, with one prompt more that takes `computeMs`. */
+  /** Share of the instance's time with one more prompt of `computeMs`. */
   shareWith(instance: Instance, computeMs: number, nowMs: number): number {
     return (this.#spentMs(instance, nowMs) + computeMs) / WINDOW_MS;
   }
 
-  /** A prompt went to the instance, which computes it in `computeMs`. */
   add(instance: Instance, computeMs: number, nowMs: number): void {
     this.#spent.set(instance, { ms: this.#spentMs(instance, nowMs) + computeMs, atMs: nowMs });
   }

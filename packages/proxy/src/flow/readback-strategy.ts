@@ -3,36 +3,31 @@ import type { KeptObject } from "@kv/fleet/front-end";
 import { editMembers } from "@kv/http";
 import { KvError } from "@kv/interface";
 import type { Part } from "../legs/client-request.js";
-import type { Legs } from "../legs/legs.js";
+import { type Legs, legValue } from "../legs/legs.js";
 import type { Readback } from "../readback/readback.js";
 import { type EndedTurn, readTurnAnswer } from "../readback/turn-answer.js";
 import type { Refusal } from "../readback/turn-refusal.js";
-import { KV_REQUEST_PULL, withFields } from "../request/leg-bodies.js";
+import { withFields } from "../request/leg-bodies.js";
 import type { LegAnswer, PrefillOutcome } from "../response/leg-answer.js";
-import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
-import type { PrefillEngines, PullStrategy } from "./pull-strategy.js";
+import type { DisaggregationStrategy, PrefillEngines, TwoLegs } from "./two-legs.js";
 
-/**
- * A P that did not answer when it was to read an ended turn computes for so long: its engine may
- * not have the setting.
- */
+/** Pause after a P timed out while reading a turn: its engine may lack the setting. */
 const PAUSE_MS = 60_000;
 
 /**
- * Pull, where P reads the KV of the turn before from its D and computes what is new. A turn is used
- * once, by a prompt that is longer and begins with exactly its tokens. Where P cannot read it, the
- * prompt is computed as without it.
+ * Pull, where P reads the KV of the previous turn from its D and computes the rest. Each turn is
+ * used once, by a longer prompt that begins with exactly its tokens. If P cannot read it, P
+ * computes the whole prompt.
  */
 export class ReadbackStrategy implements DisaggregationStrategy {
   readonly name: string;
   readonly #legs: Legs;
-  readonly #pull: PullStrategy;
+  readonly #pull: TwoLegs;
   readonly #readback: Readback;
   readonly #engines: PrefillEngines;
-  /** Until when a prefill instance gets no ended turn to read. */
   readonly #pausedUntilMs = new WeakMap<Instance, number>();
 
-  constructor(legs: Legs, pull: PullStrategy, readback: Readback, engines: PrefillEngines) {
+  constructor(legs: Legs, pull: TwoLegs, readback: Readback, engines: PrefillEngines) {
     this.name = `${pull.name}, readback`;
     this.#legs = legs;
     this.#pull = pull;
@@ -54,19 +49,19 @@ export class ReadbackStrategy implements DisaggregationStrategy {
       return this.#pull.run(part);
     }
     const isChat = part.request.endpoint === "/v1/chat/completions";
-    // What was compared is what both legs get: they tokenise nothing.
+    // Both legs get the compared token ids, so neither tokenises.
     const own = isChat
       ? part
       : { ...part, request: withFields(part.request, { prompt: Array.from(ids) }) };
     const members = isChat ? { set: { prompt_token_ids: JSON.stringify(Array.from(ids)) } } : {};
     const outcome = await this.#prefill(own, object, editMembers(object.params, members));
     if (outcome === undefined) return this.#pull.run(part);
-    if (outcome.kind !== "kv") return this.#pull.run(own, KV_REQUEST_PULL, outcome);
+    if (outcome.kind !== "kv") return this.#pull.run(own, outcome);
     const kvTransferParams = editMembers(outcome.kvTransferParams, members);
-    return this.#pull.run(own, KV_REQUEST_PULL, { ...outcome, kvTransferParams });
+    return this.#pull.run(own, { ...outcome, kvTransferParams });
   }
 
-  /** The part with answers that tell what D holds after it. */
+  /** The part, with answers read to learn what D holds afterwards. */
   #readingAnswer(part: Part, refusal: Refusal | undefined): Part {
     const { request } = part;
     const asks = refusal === undefined && request.fields.return_token_ids !== true;
@@ -84,9 +79,8 @@ export class ReadbackStrategy implements DisaggregationStrategy {
   }
 
   /**
-   * The prefill leg that reads an object, which is gone then. Undefined where it was not read, and
-   * the prompt is to be computed: no P fits, or it failed. An object that P may be reading is not
-   * given to another one.
+   * Runs the prefill leg that reads, and so uses up, an object. Undefined where P must compute: no
+   * P fits, or P failed. An object that P may still be reading goes to no other P.
    * @throws The deadline's reason.
    */
   async #prefill(
@@ -108,13 +102,12 @@ export class ReadbackStrategy implements DisaggregationStrategy {
         return undefined;
       }
       const deadline = part.deadline.fork();
-      const attempts = { ...part.attempts, prefillRetries: 0 };
       try {
         const { timeoutMs } = readback.settings;
         const options = { only: visit, readTokens: object.tokens, limitMs: timeoutMs };
-        const outcome = await this.#legs.prefill({ ...part, deadline, attempts }, params, options);
+        const outcome = legValue(await this.#legs.prefill({ ...part, deadline }, params, options));
         if (outcome.kind === "error") {
-          // P has answered, so it reads no more: D was restarted, or it has freed the blocks.
+          // P has answered and reads no more: D restarted or freed the blocks.
           readback.release(part, object);
           readback.doubt(holder);
           return this.#failed(part, visit.instance);
@@ -129,8 +122,8 @@ export class ReadbackStrategy implements DisaggregationStrategy {
         }
         readback.releaseLater(part, object);
         if (part.deadline.aborted) throw part.deadline.reason;
-        // vLLM waits for ever where its kv_load_failure_policy is recompute, or where it has not
-        // the setting. A P that breaks off is left out by its pool until it is back.
+        // vLLM waits forever without the setting, or where its kv_load_failure_policy is recompute.
+        // A P that breaks off leaves its pool until it is back.
         if (KvError.is(error, "KV_REQUEST_TIMEOUT"))
           this.#pausedUntilMs.set(visit.instance, this.#legs.ambient.clock.now() + PAUSE_MS);
         return this.#failed(part, visit.instance);
@@ -140,10 +133,7 @@ export class ReadbackStrategy implements DisaggregationStrategy {
     }
   }
 
-  /**
-   * The D that holds the object; undefined where it has left, has another engine now, or shares the
-   * engine's id with another D.
-   */
+  /** Undefined where the D left, has a new engine, or shares its engine id with another D. */
   async #holderOf(part: Part, object: KeptObject): Promise<Instance | undefined> {
     const { objects } = this.#readback;
     const holder = this.#readback.holderOf(object);
@@ -162,9 +152,9 @@ export class ReadbackStrategy implements DisaggregationStrategy {
   }
 
   /**
-   * The prefill instances that do not read the object: they could not lately, or have another
-   * tensor-parallel size, or none that is known, or it is of a context parallel engine. Between
-   * engines of this project any two sizes are proven.
+   * Prefill instances that cannot read the object: paused, of an unknown or different
+   * tensor-parallel size, or facing a context-parallel engine. Between engines of this project any
+   * two sizes are proven.
    */
   #unfit({ tpSize, dcpSize, isKv }: KeptObject): Set<Instance> {
     const { prefillers, fleet, ambient } = this.#legs;

@@ -3,35 +3,25 @@ import type { Clock } from "@kv/interface";
 
 export interface AbandonedPrefillsOptions {
   readonly clock: Clock;
-  /**
-   * Time of prefill instances that a client may abandon in `windowMs`, in ms; infinite: nothing is
-   * counted.
-   */
+  /** Prefill time in ms that a client may abandon in `windowMs`. Infinity turns counting off. */
   readonly limitMs: number;
   readonly windowMs: number;
-  /** The header that names clients. Undefined: their addresses do. */
+  /** Without a header, addresses name clients. */
   readonly clientHeader: string | undefined;
 }
 
-/**
- * Clients that are remembered. Where there are more, the one that was quiet for longest is
- * forgotten.
- */
+/** Beyond this number, the client that was quiet longest is forgotten. */
 const MAX_CLIENTS = 10_000;
-/** What is abandoned within this part of the window is added up. */
+/** Abandoned work within this part of the window is summed. */
 const PARTS_OF_WINDOW = 30;
 
 /**
- * Bounds the work of prefill instances that a client makes them do for nothing: it disconnects
- * before its answer begins, and their blocks may be held until a lease ends. A request that is
- * cancelled before it costs them anything does not count.
+ * Limits prefill work that a client wastes by disconnecting before its answer begins; blocks may
+ * then be held until a lease ends. Requests that cost no prefill time do not count.
  */
 export class AbandonedPrefills {
   readonly #options: AbandonedPrefillsOptions;
-  /**
-   * What each client has abandoned, and when, the oldest first. The client that was quiet for
-   * longest is first.
-   */
+  /** Each client's work, oldest first. The client that was quiet longest comes first. */
   readonly #byClient = new Map<string, { readonly atMs: number; workMs: number }[]>();
 
   constructor(options: AbandonedPrefillsOptions) {
@@ -46,7 +36,7 @@ export class AbandonedPrefills {
     const nowMs = clock.now();
     let leftMs = 0;
     let workMs = 0;
-    // Of the newest ones, which leave the window last, the limit may be reached.
+    // Newest first: the client waits until the part that reaches the limit leaves the window.
     for (const part of parts.toReversed()) {
       if (part.atMs + windowMs <= nowMs) break;
       workMs += part.workMs;
@@ -70,10 +60,6 @@ export class AbandonedPrefills {
     });
   }
 
-  /**
-   * Records that a client has disconnected before its answer began, when prefill instances had
-   * worked for `workMs`.
-   */
   add(client: string, workMs: number): void {
     const { clock, limitMs, windowMs } = this.#options;
     if (limitMs === Number.POSITIVE_INFINITY || workMs === 0) return;

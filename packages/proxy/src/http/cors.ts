@@ -2,13 +2,13 @@ import type { IncomingMessage, ServerResponse } from "node:http";
 import { shortened } from "@kv/http";
 import { KvError } from "@kv/interface";
 
-/** Names of headers, as a browser lists those that a page wants to send. */
+/** Header names as a browser's preflight lists them. */
 const HEADER_NAMES = /^[A-Za-z0-9-]{1,64}( *, *[A-Za-z0-9-]{1,64}){0,31}$/;
 
 /**
- * Lets pages of these origins (`*`: of all) read answers. Returns true where the request was a
- * browser's question before the real one (preflight), which is answered then.
- * @throws `KV_REQUEST_INVALID` (403) for such a question of another origin.
+ * Lets pages of these origins (`*`: all) read answers. Returns true for a preflight request, which
+ * it answers.
+ * @throws `KV_REQUEST_INVALID` (403) for a preflight of another origin.
  */
 export function applyCors(
   origins: readonly string[],

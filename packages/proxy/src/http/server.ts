@@ -2,11 +2,9 @@ import { createHash } from "node:crypto";
 import {
   DECODE_ROUTES,
   ENDPOINTS,
-  type Endpoint,
   type Fleet,
   INSTANCE_CHANGES,
   type InstanceChange,
-  refuseConnectorMembers,
   requireToken,
   SIDECAR_ROUTES,
   whyRefused,
@@ -16,44 +14,51 @@ import {
   errorAnswer,
   errorForClient,
   HttpServer,
+  type ReceivedBody,
   sendJson,
   shortened,
   type Turn,
 } from "@kv/http";
 import { KvError } from "@kv/interface";
+import { packageVersion } from "@kv/program";
 import type { ProxySettings } from "../config/settings.js";
+import type { Generation } from "../flow/generation.js";
+import { MODELS_PATH, type OtherRoutes } from "../flow/other-routes.js";
+import type { ClientRequest } from "../legs/client-request.js";
 import { applyCors } from "./cors.js";
-import type { DecodeRoute } from "./decode-route.js";
-import type { GenerationRoute } from "./generation-route.js";
-import type { ResolvedLimits } from "./limits/resolved-limits.js";
+import { docsPage, openApi } from "./openapi.js";
+import type { AnswerRequest, RequestLives } from "./request-lives.js";
+import type { ResolvedLimits } from "./resolved-limits.js";
 
-/** Options of `ClientServer`. */
 export interface ClientServerOptions {
   readonly fleet: Fleet;
   readonly settings: Pick<
     ProxySettings,
     "timeouts" | "exposeInstances" | "cors" | "instanceRoutes" | "sidecar"
   >;
-  /** As the function `changeInstance`. */
   readonly changeInstance: (change: InstanceChange, body: unknown) => Promise<object>;
   readonly limits: ResolvedLimits;
-  readonly generation: GenerationRoute;
-  readonly decodeRoute: DecodeRoute;
-  /** With it, clients speak TLS. */
+  readonly lives: RequestLives;
+  readonly generation: Generation;
+  readonly otherRoutes: OtherRoutes;
   readonly certificate: Certificate | undefined;
-  /** The JSON of `/status`. */
   readonly status: () => object | Promise<object>;
 }
 
 type Handler = (turn: Turn) => Promise<void>;
 
-const MODELS_PATH = "/v1/models";
-const MODEL_PATH = "/v1/models/";
-/** The HTTP server for clients: its routes, its limits, and errors in OpenAI's form. */
+/** Styles of its own, no scripts, and nothing from elsewhere. */
+const DOCS_HEADERS = {
+  "content-type": "text/html; charset=utf-8",
+  "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
+};
+
+const MODEL_PATH = `${MODELS_PATH}/`;
+
+/** The HTTP server for clients: routes, limits, and errors in OpenAI's form. */
 export class ClientServer {
   readonly http: HttpServer;
   readonly #options: ClientServerOptions;
-  /** By path, the method and what serves it. */
   readonly #routes = new Map<
     string,
     { readonly method: "GET" | "POST"; readonly serve: Handler }
@@ -64,7 +69,7 @@ export class ClientServer {
     const { limits, settings, certificate, fleet } = options;
     this.#addRoutes();
     this.http = new HttpServer({
-      limits: { ...limits, ...settings.timeouts },
+      limits,
       bodies: limits,
       certificate,
       clock: fleet.ambient.clock,
@@ -78,26 +83,30 @@ export class ClientServer {
   }
 
   #addRoutes(): void {
-    const { fleet, status, settings } = this.#options;
-    for (const endpoint of ENDPOINTS)
-      this.#routes.set(endpoint, {
-        method: "POST",
-        serve: (turn) => this.#generate(endpoint, turn),
-      });
+    const { fleet, status, settings, generation, otherRoutes } = this.#options;
     const get = (path: string, serve: Handler) => this.#routes.set(path, { method: "GET", serve });
-    const { decodeRoute } = this.#options;
-    get(MODELS_PATH, (turn) => decodeRoute.serveModels(turn));
-    get(MODEL_PATH, (turn) =>
-      decodeRoute.serveModels({
-        ...turn,
-        path: MODELS_PATH,
-        modelId: decoded(turn.path.slice(MODEL_PATH.length)),
-      }),
-    );
+    const post = (path: string, serve: Handler) =>
+      this.#routes.set(path, { method: "POST", serve });
+    for (const endpoint of ENDPOINTS)
+      post(endpoint, (turn) =>
+        this.#withBody(turn, (client, body) => generation.answer(client, endpoint, body)),
+      );
     for (const path of DECODE_ROUTES)
-      this.#routes.set(path, { method: "POST", serve: (turn) => this.#passOnWithBody(turn) });
+      post(path, (turn) =>
+        this.#withBody(turn, (client, body) => otherRoutes.pass(client, path + turn.query, body)),
+      );
+    get(MODELS_PATH, ({ query, ...turn }) =>
+      this.#answer(turn, MODELS_PATH, (client) => otherRoutes.models(client, query)),
+    );
+    get(MODEL_PATH, ({ query, ...turn }) => {
+      const id = decoded(turn.path.slice(MODEL_PATH.length));
+      return this.#answer(turn, MODELS_PATH, (client) => otherRoutes.models(client, query, id));
+    });
     if (settings.sidecar !== undefined)
-      for (const path of SIDECAR_ROUTES) get(path, (turn) => this.#passOn(turn));
+      for (const path of SIDECAR_ROUTES)
+        get(path, ({ query, ...turn }) =>
+          this.#answer(turn, path, (client) => otherRoutes.pass(client, path + query)),
+        );
     const serveHealth: Handler = async ({ response }) => {
       const { ok, body } = await fleet.health();
       sendJson(response, ok ? 200 : 503, body);
@@ -105,6 +114,13 @@ export class ClientServer {
     get("/health", serveHealth);
     get("/healthcheck", serveHealth);
     get("/status", async ({ response }) => sendJson(response, 200, await status()));
+    get("/openapi.json", async ({ response }) =>
+      sendJson(response, 200, openApi(this.#routes, packageVersion(import.meta.url))),
+    );
+    get("/docs", async ({ response }) => {
+      response.writeHead(200, DOCS_HEADERS);
+      response.end(docsPage(this.#routes));
+    });
     if (settings.instanceRoutes === undefined) return;
     const { token } = settings.instanceRoutes;
     for (const change of INSTANCE_CHANGES) {
@@ -115,13 +131,13 @@ export class ClientServer {
 
   async #serve(turn: Turn): Promise<void> {
     const { request, response, path, query, expectsContinue } = turn;
-    // A client that keeps its connection would send its next request to a server that is closing.
+    // A client must not send its next request to a server that is closing.
     if (this.#options.fleet.isDraining) response.setHeader("connection", "close");
     const { cors } = this.#options.settings;
     if (cors !== undefined && applyCors(cors.origins, request, response)) return;
     const route = this.#routes.get(path.startsWith(MODEL_PATH) ? MODEL_PATH : path);
     if (route === undefined) throw notFound(request.method, path);
-    // A HEAD is answered as a GET; Node leaves the body out.
+    // A HEAD is answered as a GET; Node leaves out the body.
     const method = request.method === "HEAD" ? "GET" : request.method;
     if (route.method !== method) throw wrongMethod(request.method, path, route.method);
     await route.serve({
@@ -134,31 +150,25 @@ export class ClientServer {
     });
   }
 
-  async #generate(endpoint: Endpoint, turn: Turn): Promise<void> {
-    const { request, response, client } = turn;
-    const { generation } = this.#options;
-    generation.check(client);
+  async #withBody(
+    turn: Turn,
+    answer: (client: ClientRequest, body: ReceivedBody) => ReturnType<AnswerRequest>,
+  ): Promise<void> {
+    const { lives } = this.#options;
+    lives.check(turn.client);
     const body = await this.http.readBody(turn);
     try {
-      await generation.serve({ endpoint, headers: request.headers, body, response, client });
+      await lives.serve({ ...turn, endpoint: turn.path, body }, (client) => answer(client, body));
     } finally {
       body.share.end();
     }
   }
 
-  /** Has a decode instance answer a GET. */
-  #passOn(turn: Turn): Promise<void> {
-    return this.#options.decodeRoute.serve(turn);
+  #answer(turn: Omit<Turn, "query">, endpoint: string, answer: AnswerRequest): Promise<void> {
+    return this.#options.lives.serve({ ...turn, endpoint }, answer);
   }
 
-  #passOnWithBody(turn: Turn): Promise<void> {
-    return this.http.withJson(turn, (body) => {
-      refuseConnectorMembers(body as Readonly<Record<string, unknown>>);
-      return this.#options.decodeRoute.serve({ ...turn, body: JSON.stringify(body) });
-    });
-  }
-
-  /** As on the admin port. A page of another site knows no token, and has an origin. */
+  /** As on the admin port. Pages of other sites know no token and have an origin. */
   async #changeInstance(
     change: InstanceChange,
     turn: Turn,
@@ -178,12 +188,12 @@ export class ClientServer {
     );
   }
 
-  /** The client of a request: named by a header that a front end sets, else by its address. */
+  /** The client's name: from a front end's header, else its address. */
   #clientOf({ request, client }: Turn): string {
     const { clientHeader } = this.#options.limits;
     const name = clientHeader === undefined ? undefined : request.headers[clientHeader];
     if (typeof name !== "string" || name === "") return client;
-    // It may be a key, which should not stay in memory as it is.
+    // The name may be a key, which must not stay in memory.
     return createHash("sha256").update(name).digest("base64");
   }
 
@@ -210,7 +220,7 @@ function notFound(method: string | undefined, path: string): KvError {
       },
     );
   return new KvError("KV_REQUEST_INVALID", `there is no route ${method} ${shortened(path)}`, {
-    hint: "the routes are POST /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages, GET /v1/models, /v1/models/ID, /health, /status",
+    hint: "the routes are POST /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages, GET /v1/models, /v1/models/ID, /health, /status; GET /docs lists all",
     details: { httpStatus: 404 },
   });
 }

@@ -1,5 +1,4 @@
 import {
-  failureStage,
   type Instance,
   type InstancePool,
   instanceName,
@@ -8,84 +7,101 @@ import {
   type RoutingContext,
   type Visit,
 } from "@kv/fleet";
-import type {
-  Deadline,
-  Fleet,
-  ForwardedHeaders,
-  RequestBody,
-  UpstreamAnswer,
+import {
+  type Fleet,
+  type ForwardedHeaders,
+  forwardedHeaders,
+  type KvSource,
+  legHeaders,
+  type RequestBody,
+  type UpstreamAnswer,
 } from "@kv/fleet/front-end";
-import { forwardedHeaders, legHeaders } from "@kv/fleet/front-end";
-import { type Ambient, KvError, type KvTransferParams, type Log, type Span } from "@kv/interface";
+import { type Ambient, KvError, type KvTransferParams, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { decodeBody, prefillBody, singleInstanceBody } from "../request/leg-bodies.js";
 import {
   cachedTokensOf,
-  endedVisit,
   isEventStream,
   type LegAnswer,
   type PrefillOutcome,
   readLegAnswer,
+  readPassedAnswer,
   readPrefillAnswer,
-  requireReadable,
 } from "../response/leg-answer.js";
 import {
-  badAnswer,
   badStatus,
-  hadKeptConnection,
-  isModelMissing,
-  isServerFailure,
+  type Fault,
+  faultOf,
+  faultOfStatus,
   leaseExpired,
-  MODEL_MISSING,
   noInstance,
+  tooLong,
 } from "../upstream/upstream-errors.js";
 import type {
-  Attempts,
   DecodeLegOptions,
   Part,
   PrefillLegOptions,
+  Requester,
   SingleLeg,
 } from "./client-request.js";
 import { startLegSpan, withSpan } from "./leg-spans.js";
 import { MissingModels } from "./missing-models.js";
+import { Attempts, type HeldBlocks, type Tries } from "./tries.js";
 
-/**
- * An answer that the client gets where no other instance gives a better one, and the instances that
- * lack the model.
- */
-interface ServerFailure<T> {
-  answer: T | undefined;
-  readonly lacking: Instance[];
+export type LegEnd<T> = {
+  /** Undefined where no instance was tried. */
+  readonly instance?: Instance;
+  readonly fault?: Fault | undefined;
+} & (
+  | { readonly value: T; readonly error?: undefined }
+  | { readonly value?: undefined; readonly error: KvError }
+);
+
+interface LegValue {
+  readonly status: number;
+  /** Set for an answer that passes on. Whoever passes it on ends the visit. */
+  readonly visit?: Visit;
+  discard?(): void;
 }
 
-interface GenerationLeg extends DecodeLegOptions {
+/** @throws The leg's error. */
+export function legValue<T>({ value, error }: LegEnd<T>): T {
+  if (error !== undefined) throw error;
+  return value as T;
+}
+
+interface TryOptions {
   readonly role: Role;
-  readonly body: RequestBody;
-  /**
-   * The request goes to one instance unsplit. It may have several choices, and a failure is tried
-   * on one more instance.
-   */
-  readonly whole?: boolean | undefined;
-  /** P computed the prompt. */
-  readonly kvFromPrefill?: boolean | undefined;
-  /** No other instance holds anything for the leg, so a failure is tried on one more instance. */
-  readonly alone?: boolean | undefined;
+  /** Names the time limit of all tries together. */
+  readonly phase: string;
+  readonly limitMs: number;
+  /** Only instances that fit the partner are chosen. */
+  readonly partner?: Partner | undefined;
+  /** Visits this instance and no other. */
+  readonly only?: Visit | undefined;
+  /** Other instances are tried only while no engine has seen the request. */
+  readonly once?: boolean | undefined;
 }
 
-/**
- * Runs single legs at the instances of both roles: retries, time limits, checks of the answer,
- * records and spans.
- */
+interface SentLeg {
+  readonly path: string;
+  /** Without a body the leg is a GET. */
+  readonly body: RequestBody | undefined;
+  readonly span?: Span | undefined;
+  readonly fresh?: boolean | undefined;
+  readonly onSent?: (() => void) | undefined;
+}
+
 export class Legs {
   readonly prefillers: InstancePool;
   readonly decoders: InstancePool;
   readonly settings: ProxySettings;
   readonly ambient: Ambient;
-  /** The clients' headers that instances of each role get. */
+  /** Client headers that instances of each role get. */
   readonly forwarded: ForwardedHeaders;
   readonly fleet: Fleet;
   readonly #background = new Set<Promise<void>>();
-  #missing: MissingModels | undefined = undefined;
+  #missing: MissingModels | undefined;
 
   constructor(fleet: Fleet, settings: ProxySettings) {
     this.fleet = fleet;
@@ -97,129 +113,59 @@ export class Legs {
   }
 
   /**
-   * Sends the prompt to a prefill instance. `kvRequest` (JSON text) makes it keep the KV.
-   * @throws `KV_PROXY_UPSTREAM_FAILED`, `KV_PROXY_NO_INSTANCE`, the deadline's reason.
+   * `kvRequest` (JSON text) makes the prefill instance keep the KV.
+   * @throws The deadline's reason.
    */
   async prefill(
     part: Part,
     kvRequest: string,
     { only, readTokens, limitMs = this.settings.timeouts.prefillMs }: PrefillLegOptions = {},
-  ): Promise<PrefillOutcome> {
-    const { clock, log } = this.ambient;
-    const { prefillAnswerLengthBytes: limitBytes } = this.settings.limits;
-    const { deadline, record, attempts } = part;
+  ): Promise<LegEnd<PrefillOutcome>> {
     if (part.isSplit === true) await this.fleet.partTurn();
-    const body = prefillBody(part.request, kvRequest, part.requestId);
-    const leg = async (
-      visit: Visit,
-      failed: ServerFailure<PrefillOutcome>,
-    ): Promise<PrefillOutcome> => {
-      const { instance } = visit;
-      const { url, inFlight } = instance;
-      const startedAtMs = clock.now();
-      let sentAtMs: number | undefined;
-      const onSent = () => {
-        sentAtMs ??= clock.now();
-      };
-      record.prefill = url;
-      record.prefillStartedAtMs = startedAtMs;
-      const span = startLegSpan(this.ambient.tracer, part, instance);
-      const { charactersPerToken } = this.fleet.prefillCosts;
-      const expected = this.prefillers.cachedTokens(instance, part, charactersPerToken);
-      record.expectedCachedTokens = expected;
-      try {
-        const answer = await this.#send(part, instance, span, body, onSent);
-        requireReadable(instance.role, instance.url, answer);
-        const { bytes, complete } =
-          answer.body.readBuffered(limitBytes) ?? (await answer.body.readLimited(limitBytes));
-        if (!complete) {
-          answer.discard();
-          throw badAnswer("prefill", url, `answered with more than ${limitBytes} bytes`);
-        }
-        const nowMs = clock.now();
-        record.prefillMs = nowMs - startedAtMs;
-        const outcome = readPrefillAnswer(instance, answer, bytes, nowMs);
-        const lacksModel =
-          only === undefined && this.#lacksModel(visit, answer.status, failed.lacking);
-        if (outcome.kind === "error" && (lacksModel || isServerFailure(answer.status))) {
-          failed.answer = outcome;
-          throw badStatus("prefill", url, answer.status);
-        }
-        visit.succeeded();
-        if (outcome.kind === "kv") {
-          const { usage } = outcome.fields;
-          const ended = {
-            request: part.request,
-            usage,
-            durationMs: record.prefillMs,
-            wasAlone: inFlight === 1,
-            cachedTokens: cachedTokensOf(outcome.fields),
-            readTokens,
-          };
-          record.cachedTokens = this.fleet.signals.prefillEnded(ended, expected);
-          span?.set({ "kv.cached_tokens": record.cachedTokens });
-          const params = outcome.fields.kv_transfer_params as KvTransferParams | null | undefined;
-          if (params?.["first_token_ids"] != null) span?.set({ "kv.first_token": "prefill" });
-        }
-        part.onPrefilled?.(instance);
-        span?.set({ "http.response.status_code": answer.status });
-        span?.end();
-        return outcome;
-      } catch (error) {
-        span?.end(deadline.reasonOr(error));
-        throw error;
-      } finally {
-        // An instance divides its time among the requests that it has.
-        const shared = Math.max(1, (inFlight + instance.inFlight) / 2);
-        if (sentAtMs !== undefined) record.prefillWorkMs += (clock.now() - sentAtMs) / shared;
-      }
-    };
-
-    const { prefillRetries: retries, failedPrefill: avoid, failedDecode: avoiding } = attempts;
+    const { kvSources } = this.fleet;
+    const partner = { avoiding: part.attempts.decode.avoided };
     return this.#try(
-      { phase: "the prefill leg", limitMs },
+      part,
       {
-        pool: this.prefillers,
-        context: part,
-        deadline,
-        retries,
-        avoid,
-        partner: { avoiding },
+        role: "prefill",
+        phase: "the prefill leg",
+        limitMs,
+        partner,
         only,
-        log,
+        once: only !== undefined,
       },
-      leg,
+      (visit, { fresh }) => {
+        const source = kvSources?.sourceFor(visit.instance, part, part.kvHolders ?? []);
+        const named = source && kvSources?.kvTransferParam(source);
+        const body = prefillBody(part.request, kvRequest, part.requestId, named);
+        // A leg that reads a turn is not tried again.
+        const own = { body, fresh: fresh || readTokens !== undefined };
+        return this.#prefillAt(visit, part, own, { readTokens, source });
+      },
     );
   }
 
   /**
-   * Sends a part to a decode instance, with the KV parameters (JSON text) that the prefill worker
-   * answered. The caller ends the visit of the answer.
-   * @throws `KV_PROXY_UPSTREAM_FAILED`, `KV_PROXY_NO_INSTANCE`, `KV_LEASE_EXPIRED`, the deadline's
-   * reason.
+   * Sends a part to a decode instance with P's KV parameters (JSON text). Once an engine may have
+   * seen the blocks, it may have told P to free them, so they are not tried again. The caller ends
+   * the answer's visit.
+   * @throws The deadline's reason.
    */
   async decode(
     part: Part,
     kvTransferParams: string,
-    options?: DecodeLegOptions,
-  ): Promise<LegAnswer> {
+    options: DecodeLegOptions,
+  ): Promise<LegEnd<LegAnswer>> {
     if (part.isSplit === true) await this.fleet.partTurn();
-    return this.#generate(part, {
-      role: "decode",
-      body: decodeBody(part.request, kvTransferParams, part.requestId),
-      kvFromPrefill: true,
-      ...options,
-    });
+    const body = decodeBody(part.request, kvTransferParams, part.requestId);
+    return this.#generate(part, "decode", body, true, options);
   }
 
   /**
-   * Has one instance compute the prompt of a part and generate.
-   *
-   * `why`: `no-kv`: the prefill worker has kept none. `unsplittable`: the request goes there as it
-   * is. `one-leg-pays`: a prefill leg would not. `unnamed`: to a sidecar, it names no prefill
-   * instance. `prompt-only`: it concerns the prompt, so a prefill instance's answer is the
-   * client's. `reason` is logged.
-   * @throws As `decode`.
+   * Has one instance compute the prompt and generate. `why`: P kept no KV (`no-kv`), the request
+   * cannot be split (`unsplittable`), a prefill leg does not pay (`one-leg-pays`), a sidecar's
+   * request names no P (`unnamed`), or the answer tells of the prompt: P's (`asks-about-prompt`).
+   * @throws As `legValue`, the deadline's reason.
    */
   async single(part: Part, why: SingleLeg, reason?: string): Promise<LegAnswer> {
     if (part.isSplit === true) await this.fleet.partTurn();
@@ -229,228 +175,320 @@ export class Legs {
       metrics.count("kv_proxy_decode_alone_total");
     } else if (why === "unnamed")
       metrics.count("kv_proxy_disaggregation_total", 1, { legs: "1", reason: "no-prefiller" });
-    const whole = why !== "no-kv" && why !== "one-leg-pays";
-    const role = why === "prompt-only" ? "prefill" : "decode";
-    const body = singleInstanceBody(part.request);
-    return this.#generate(part, { role, body, whole, alone: why !== "no-kv" });
+    const onePart = why === "no-kv" || why === "one-leg-pays";
+    const role = why === "asks-about-prompt" ? "prefill" : "decode";
+    return legValue(await this.#generate(part, role, singleInstanceBody(part.request), onePart));
   }
 
-  /** Keeps `settled` waiting for work that goes on after its request has its answer. */
+  /**
+   * Has the decode instance of `only`, or any, answer a request unchanged.
+   * @throws As `legValue`, the deadline's reason.
+   */
+  async pass(
+    requester: Requester,
+    path: string,
+    body: RequestBody | undefined,
+    only?: Visit,
+  ): Promise<LegAnswer> {
+    const phase = "the answer of the decode instance";
+    const limitMs = this.settings.timeouts.firstByteMs;
+    const { record } = requester;
+    record.decodeStartedAtMs = this.ambient.clock.now();
+    const end = await this.#try(
+      requester,
+      { role: "decode", phase, limitMs, only, once: only !== undefined },
+      (visit, { fresh }) =>
+        this.#answerAt(visit, requester, { path, body, fresh }, readPassedAnswer),
+    );
+    return legValue(end);
+  }
+
+  /** Avoids instances that lack the part's model. */
+  newAttempts({ fields }: Part["request"]): Attempts {
+    return new Attempts(this.#missing?.lacking(fields.model));
+  }
+
+  /** `settled` awaits this work, which outlives its request. */
   inBackground(work: Promise<unknown>): void {
     const done: Promise<void> = work.then(() => void this.#background.delete(done));
     this.#background.add(done);
   }
 
-  /** Resolves when no work goes on in the background. */
   async settled(): Promise<void> {
     await Promise.all(this.#background);
   }
 
-  #generate(
-    part: Part,
-    {
-      role,
-      body,
-      leaseEndsAtMs = Number.POSITIVE_INFINITY,
-      use,
-      prefill,
-      whole = false,
-      kvFromPrefill = false,
-      alone = whole,
-    }: GenerationLeg,
-  ): Promise<LegAnswer> {
-    const { clock, log } = this.ambient;
-    const { limits, timeouts } = this.settings;
-    const { request, requestId, deadline, record, attempts } = part;
-    const decoding = role === "decode";
-    const startedAtMs = clock.now();
-    record[`${role}StartedAtMs`] = startedAtMs;
-    const leg = async (visit: Visit, failed: ServerFailure<LegAnswer>): Promise<LegAnswer> => {
-      const { instance } = visit;
-      if (clock.now() >= leaseEndsAtMs) throw leaseExpired(requestId);
-      record[role] = instance.url;
-      const span = startLegSpan(this.ambient.tracer, part, instance);
-      let answer: UpstreamAnswer | undefined;
-      try {
-        answer = await this.#send(part, instance, span, body, use?.sent);
-        requireReadable(instance.role, instance.url, answer);
-        const read = await readLegAnswer(
-          request,
-          withSpan(visit, span),
-          answer,
-          { onePart: !whole, kvFromPrefill },
-          limits.heldAnswerLengthBytes,
-        );
-        if (read.status !== 200) use?.refused(answer.status);
-        const legAnswer = part.readAnswer?.(read) ?? read;
-        const firstByteMs = clock.now() - startedAtMs;
-        if (decoding) {
-          record.firstByteMs = firstByteMs;
-          record.streamed = isEventStream(answer);
-        } else record.prefillMs = firstByteMs;
-        span?.set({ "http.response.status_code": answer.status, "kv.first_byte_ms": firstByteMs });
-        const lacksModel = this.#lacksModel(visit, legAnswer.status, failed.lacking);
-        const isFailure = lacksModel || (alone && isServerFailure(legAnswer.status));
-        if (!isFailure || legAnswer.rest !== undefined) return legAnswer;
-        failed.answer = { ...legAnswer, visit: endedVisit(instance) };
-        throw badStatus(role, instance.url, legAnswer.status);
-      } catch (error) {
-        if (answer !== undefined) use?.failed(answer.status, error);
-        answer?.discard();
-        if (decoding && !deadline.aborted) attempts.failedDecode.add(instance);
-        span?.end(deadline.reasonOr(error));
-        throw error;
-      }
-    };
-
-    const pool = decoding ? this.decoders : this.prefillers;
-    const avoid = decoding ? attempts.failedDecode : undefined;
-    return this.#try(
-      { phase: `the ${role} leg's first byte`, limitMs: timeouts.firstByteMs },
-      { pool, context: part, deadline, retries: alone ? 1 : 0, avoid, partner: prefill, log },
-      leg,
-    );
-  }
-
-  /**
-   * As `tryInstances`, in a phase of the deadline. Where no other instance gave a better answer
-   * than a server failure, the client gets that.
-   */
-  async #try<T>(
-    { phase, limitMs }: { readonly phase: string; readonly limitMs: number },
-    options: TryOptions,
-    leg: (visit: Visit, failed: ServerFailure<T>) => Promise<T>,
-  ): Promise<T> {
-    const failed: ServerFailure<T> = { answer: undefined, lacking: [] };
-    options.deadline.startPhase(phase, limitMs);
-    try {
-      const result = await tryInstances(options, (visit) => leg(visit, failed));
-      if (failed.lacking.length > 0) {
-        this.#missing ??= new MissingModels(this.ambient.clock);
-        this.#missing.add(options.context.request?.fields.model, failed.lacking);
-      }
-      return result;
-    } catch (error) {
-      if (failed.answer !== undefined && failureStage(error) === "status") return failed.answer;
-      throw error;
-    } finally {
-      options.deadline.endPhase();
-    }
-  }
-
-  /** Of a part for which nothing was tried yet. Instances that lack its model are avoided. */
-  newAttempts({ fields }: Part["request"]): Attempts {
-    return newAttempts(this.#missing?.lacking(fields.model));
-  }
-
-  /**
-   * Whether the instance does not have the model, and another one may. That is no failure of it.
-   */
-  #lacksModel(visit: Visit, status: number, lacking: Instance[]): boolean {
-    if (status !== MODEL_MISSING || this.fleet.pools[visit.instance.role].list().length === 1)
-      return false;
-    lacking.push(visit.instance);
-    visit.succeeded();
-    return true;
-  }
-
-  #send(
-    part: Part,
+  send(
+    { headers, requestId, deadline }: Pick<Requester, "headers" | "requestId" | "deadline">,
     instance: Instance,
-    span: Span | undefined,
-    body: RequestBody,
-    onSent?: () => void,
+    { path, body, span, fresh, onSent }: SentLeg,
   ): Promise<UpstreamAnswer> {
     return this.fleet.upstream.send({
       role: instance.role,
       url: instance.url,
-      method: "POST",
-      path: part.request.endpoint,
+      method: body === undefined ? "GET" : "POST",
+      path,
       headers: legHeaders({
-        clientHeaders: part.headers,
+        clientHeaders: headers,
         forwarded: this.forwarded[instance.role],
-        requestId: part.requestId,
+        requestId,
         instance,
         traceparent: span?.traceparent,
       }),
       body,
-      abort: part.deadline,
+      abort: deadline,
       onSent,
+      fresh,
     });
   }
-}
 
-const NONE: ReadonlySet<Instance> = new Set();
-
-/** Of a part for which nothing was tried yet, with instances to avoid. */
-export function newAttempts(avoid: ReadonlySet<Instance> = NONE): Attempts {
-  return { failedDecode: new Set(avoid), failedPrefill: avoid, prefillRetries: 1, restarts: 1 };
-}
-
-export interface TryOptions {
-  readonly pool: InstancePool;
-  /** The request that instances are chosen for. */
-  readonly context: RoutingContext;
-  readonly deadline: Deadline;
-  /** How often another instance is tried after a failure at which the request had left. */
-  readonly retries: number;
-  readonly log: Log;
-  /** Instances that are chosen only when there is no other. */
-  readonly avoid?: ReadonlySet<Instance> | undefined;
-  /** Only instances that are its pair are chosen. */
-  readonly partner?: Partner | undefined;
-  /** Visits this instance and no other. */
-  readonly only?: Visit | undefined;
-}
-
-/**
- * Runs a leg at one instance after another until it succeeds or may not be tried again. `leg` ends
- * its visit when it succeeds; when it throws, the visit is ended here.
- * @throws That of the last attempt, the deadline's reason, `KV_PROXY_NO_INSTANCE`.
- */
-export async function tryInstances<T>(
-  options: TryOptions,
-  leg: (visit: Visit) => Promise<T>,
-): Promise<T> {
-  const { pool, deadline } = options;
-  let tried = NONE;
-  let failuresAfterSending = 0;
-  let lastError: unknown;
-  for (;;) {
-    const visit = nextVisit(options, tried);
-    if (visit === undefined) throw lastError ?? noInstance(pool, options.partner, options.context);
+  async #prefillAt(
+    visit: Visit,
+    part: Part,
+    leg: Pick<SentLeg, "body" | "fresh">,
+    {
+      readTokens,
+      source,
+    }: { readonly readTokens: number | undefined; readonly source: KvSource | undefined },
+  ): Promise<PrefillOutcome> {
+    const { clock } = this.ambient;
+    const { prefillAnswerLengthBytes: limitBytes } = this.settings.limits;
+    const { deadline, record, request } = part;
+    const { instance } = visit;
+    const { inFlight } = instance;
+    const startedAtMs = clock.now();
+    let sentAtMs: number | undefined;
+    const onSent = () => {
+      sentAtMs ??= clock.now();
+    };
+    record.prefillStartedAtMs = startedAtMs;
+    const span = this.#begin(part, instance);
+    const { charactersPerToken } = this.fleet.prefillCosts;
+    const expected = this.prefillers.cachedTokens(instance, part, charactersPerToken);
+    record.expectedCachedTokens = expected;
+    record.kvSource = source?.peer;
+    record.kvSourceTokens = source?.tokens;
+    const fetchTokens = source === undefined ? undefined : source.tokens - source.ownTokens;
     try {
-      return await leg(visit);
+      const sent = { ...leg, path: request.endpoint, span, onSent };
+      const answer = await this.send(part, instance, sent);
+      const { bytes, complete } =
+        answer.body.readBuffered(limitBytes) ?? (await answer.body.readLimited(limitBytes));
+      if (!complete) {
+        answer.discard();
+        throw tooLong(instance, `${limitBytes} bytes`);
+      }
+      const nowMs = clock.now();
+      const durationMs = nowMs - startedAtMs;
+      record.prefillMs = durationMs;
+      const outcome = readPrefillAnswer(visit, answer, bytes, nowMs);
+      span?.set({ "http.response.status_code": answer.status });
+      if (outcome.kind === "kv") {
+        const { usage, kv_transfer_params: params } = outcome.fields;
+        const cachedTokens = cachedTokensOf(outcome.fields);
+        const wasAlone = inFlight === 1;
+        const ended = {
+          request,
+          usage,
+          durationMs,
+          wasAlone,
+          cachedTokens,
+          readTokens,
+          fetchTokens,
+        };
+        record.cachedTokens = this.fleet.signals.prefillEnded(ended, expected);
+        this.fleet.kvSources?.askedFor(request);
+        span?.set({ "kv.cached_tokens": record.cachedTokens });
+        if ((params as KvTransferParams)["first_token_ids"] != null)
+          span?.set({ "kv.first_token": "prefill" });
+      }
+      span?.end();
+      if (outcome.status === 200) part.onPrefilled?.(instance);
+      return outcome;
     } catch (error) {
+      span?.end(deadline.reasonOr(error));
+      throw error;
+    } finally {
+      // An instance divides its time among its requests.
+      const shared = Math.max(1, (inFlight + instance.inFlight) / 2);
+      if (sentAtMs !== undefined) record.prefillWorkMs += (clock.now() - sentAtMs) / shared;
+    }
+  }
+
+  #generate(
+    part: Part,
+    role: Role,
+    body: RequestBody,
+    onePart: boolean,
+    kv?: DecodeLegOptions,
+  ): Promise<LegEnd<LegAnswer>> {
+    const { request, requestId, record } = part;
+    const traits = { onePart, kvFromPrefill: kv !== undefined };
+    const { leaseEndsAtMs = Number.POSITIVE_INFINITY, held } = kv ?? {};
+    record[`${role}StartedAtMs`] = this.ambient.clock.now();
+    return this.#try(
+      part,
+      {
+        role,
+        phase: `the ${role} leg's first byte`,
+        limitMs: this.settings.timeouts.firstByteMs,
+        partner: kv?.prefill,
+        once: kv !== undefined,
+      },
+      async (visit, { fresh }) => {
+        if (this.ambient.clock.now() >= leaseEndsAtMs) throw leaseExpired(requestId);
+        const leg = { path: request.endpoint, body, fresh, onSent: held?.sent };
+        const read = await this.#answerAt(
+          visit,
+          part,
+          leg,
+          (own, answer) =>
+            readLegAnswer(request, own, answer, traits, this.settings.limits.heldAnswerLengthBytes),
+          held,
+        );
+        return part.readAnswer?.(read) ?? read;
+      },
+    );
+  }
+
+  /** A leg whose answer passes on; `read` checks its start. */
+  async #answerAt(
+    visit: Visit,
+    requester: Requester,
+    leg: SentLeg,
+    read: (visit: Visit, answer: UpstreamAnswer) => Promise<LegAnswer>,
+    held?: HeldBlocks,
+  ): Promise<LegAnswer> {
+    const { instance } = visit;
+    const { record, deadline } = requester;
+    const span = this.#begin(requester, instance);
+    let answer: UpstreamAnswer | undefined;
+    try {
+      answer = await this.send(requester, instance, { ...leg, span });
+      const { status } = answer;
+      const begun = await read(span === undefined ? visit : withSpan(visit, span), answer);
+      if (begun.status !== 200) held?.answered(status);
+      const firstByteMs = this.ambient.clock.now() - (record[`${instance.role}StartedAtMs`] ?? 0);
+      if (instance.role === "decode") {
+        record.firstByteMs = firstByteMs;
+        record.streamed = isEventStream(answer);
+      } else record.prefillMs = firstByteMs;
+      span?.set({ "http.response.status_code": status, "kv.first_byte_ms": firstByteMs });
+      return begun;
+    } catch (error) {
+      held?.failed(answer?.status, error);
+      answer?.discard();
+      span?.end(deadline.reasonOr(error));
+      throw error;
+    }
+  }
+
+  #begin(requester: Requester, instance: Instance): Span | undefined {
+    requester.record[instance.role] = instance.url;
+    const { tracer } = this.ambient;
+    return tracer === undefined ? undefined : startLegSpan(tracer, requester, instance);
+  }
+
+  /**
+   * Tries instances until one has no fault or no try is left. The last try decides.
+   * @throws The deadline's reason.
+   */
+  async #try<T extends LegValue>(
+    requester: Requester & RoutingContext,
+    { role, phase, limitMs, partner, only, once = false }: TryOptions,
+    leg: (visit: Visit, tries: Tries) => Promise<T>,
+  ): Promise<LegEnd<T>> {
+    const { deadline, requestId } = requester;
+    const pool = this.fleet.pools[role];
+    const tries = requester.attempts[role];
+    const without = new Set<Instance>();
+    const lacking: Instance[] = [];
+    let end: LegEnd<T> | undefined;
+    deadline.startPhase(phase, limitMs);
+    try {
+      for (;;) {
+        const next = only ?? nextVisit(pool, requester, tries, without, partner);
+        const visit = only !== undefined && end !== undefined ? undefined : next;
+        if (visit === undefined) return end ?? { error: noInstance(pool, partner, requester) };
+        end?.value?.discard?.();
+        end = await this.#tryAt(visit, requester, tries, leg);
+        const { fault, instance = visit.instance, error } = end;
+        if (fault === undefined) {
+          if (error === undefined) {
+            tries.answered();
+            if (lacking.length > 0) this.#learnMissing(requester, lacking);
+          }
+          return end;
+        }
+        const isUnseen = fault === "unreachable" || fault === "lacks-model";
+        if (isUnseen) without.add(instance);
+        if (fault === "lacks-model") lacking.push(instance);
+        const all = (role === "prefill" ? requester.prefillers : undefined) ?? pool.list();
+        const again =
+          isUnseen || (!once && (await tries.again(fault, all, deadline, this.ambient)));
+        const failure = error ?? badStatus(instance, end.value?.status ?? 0);
+        this.ambient.log.warn("leg-failed", {
+          requestId,
+          role,
+          instance: instanceName(instance),
+          again,
+          error: failure,
+        });
+        if (!again) return end;
+      }
+    } finally {
+      deadline.endPhase();
+    }
+  }
+
+  #learnMissing({ request }: RoutingContext, lacking: readonly Instance[]): void {
+    this.#missing ??= new MissingModels(this.ambient.clock);
+    this.#missing.add(request?.fields.model, lacking);
+  }
+
+  /** Ends the visit on a fault or an error. */
+  async #tryAt<T extends LegValue>(
+    visit: Visit,
+    { deadline }: Requester,
+    tries: Tries,
+    leg: (visit: Visit, tries: Tries) => Promise<T>,
+  ): Promise<LegEnd<T>> {
+    const { instance } = visit;
+    const { role } = instance;
+    try {
+      const value = await leg(visit, tries);
+      let fault = faultOfStatus(value.status);
+      // If no other instance exists, the client's model does not exist.
+      if (fault === "lacks-model" && this.fleet.pools[role].list().length === 1) fault = undefined;
+      if (fault !== undefined)
+        tries.blame(value.visit ?? visit, fault, badStatus(instance, value.status));
+      else if (value.visit === undefined) visit.succeeded();
+      return { instance, fault, value };
+    } catch (thrown) {
       if (deadline.aborted) {
         visit.abandoned();
         throw deadline.reason;
       }
-      lastError = error;
-      // With a kept connection, the instance itself may be well.
-      if (!hadKeptConnection(error)) tried = new Set([...tried, visit.instance]);
-      visit.failed(KvError.from(error, "KV_INTERNAL", `the ${pool.role} leg failed`));
-      const stage = failureStage(error);
-      // Its engine has received nothing.
-      const isUntaken = stage === "connect" || isModelMissing(error);
-      if (!isUntaken) failuresAfterSending += 1;
-      const again = isUntaken || (stage !== undefined && failuresAfterSending <= options.retries);
-      const { requestId } = options.context;
-      const at = { requestId, role: pool.role, instance: instanceName(visit.instance) };
-      options.log.warn("leg-failed", { ...at, again, error });
-      if (!again) throw error;
+      const error = KvError.from(thrown, "KV_INTERNAL", `the ${role} leg failed`);
+      const fault = faultOf(error);
+      if (fault === undefined) visit.abandoned();
+      else tries.blame(visit, fault, error);
+      return { instance, fault, error };
     }
   }
 }
 
 function nextVisit(
-  { pool, context, avoid, only, partner }: TryOptions,
-  tried: ReadonlySet<Instance>,
+  pool: InstancePool,
+  context: RoutingContext,
+  { avoided, tried }: Tries,
+  without: ReadonlySet<Instance>,
+  partner: Partner | undefined,
 ): Visit | undefined {
-  if (only !== undefined) return tried.has(only.instance) ? undefined : only;
-  const preferred =
-    avoid === undefined || avoid.size === 0
-      ? undefined
-      : pool.visit(context, new Set([...tried, ...avoid]), partner);
-  return preferred ?? pool.visit(context, tried, partner);
+  for (const others of [avoided, tried]) {
+    if (others.size === 0) continue;
+    const visit = pool.visit(context, new Set([...without, ...others]), partner);
+    if (visit !== undefined) return visit;
+  }
+  return pool.visit(context, without, partner);
 }

@@ -1,29 +1,23 @@
 import type { Instance } from "@kv/fleet";
 import type { Clock } from "@kv/interface";
 
-/** How long it is remembered that an instance lacks a model: adapters are loaded at run time. */
+/** Short, because instances may load a LoRA adapter at run time. */
 const REMEMBERED_MS = 60_000;
-/**
- * Models that are remembered. Where there are more, the one that was learned first is forgotten.
- */
+/** Beyond this number, the model that was learned first is forgotten. */
 const MOST_MODELS = 1_000;
 const LONGEST_NAME = 256;
 const NONE: ReadonlySet<Instance> = new Set();
 
-/**
- * Which instances lack a model that others have, such as a LoRA adapter that was loaded on some of
- * them. It is learned from their answers.
- */
+/** Learns from answers which instances lack a model that others have, such as a LoRA adapter. */
 export class MissingModels {
   readonly #clock: Clock;
-  /** By model, until when each instance counts. */
+  /** The time until which each instance lacks a model, by model. */
   readonly #byModel = new Map<string, Map<Instance, number>>();
 
   constructor(clock: Clock) {
     this.#clock = clock;
   }
 
-  /** Another instance has the model of a request, and these have not. */
   add(model: unknown, instances: Iterable<Instance>): void {
     if (typeof model !== "string" || model.length > LONGEST_NAME) return;
     const known = this.#byModel.get(model) ?? new Map<Instance, number>();
@@ -33,7 +27,6 @@ export class MissingModels {
     if (this.#byModel.size > MOST_MODELS && first !== undefined) this.#byModel.delete(first);
   }
 
-  /** The instances that lack a model. */
   lacking(model: unknown): ReadonlySet<Instance> {
     const known = this.#byModel.get(String(model));
     if (known === undefined) return NONE;

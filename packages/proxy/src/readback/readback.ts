@@ -24,7 +24,7 @@ export interface ReadbackSettings {
   readonly minTokens: number;
 }
 
-/** A prompt: its token ids, or why no turn is read or kept. */
+/** Token ids of a prompt, or why no turn is read or kept. */
 export type Turn =
   | { readonly refusal: Refusal; readonly ids?: undefined; readonly digests?: undefined }
   | {
@@ -33,29 +33,25 @@ export type Turn =
       readonly digests: TurnDigests;
     };
 
-/** A request of a client, as far as a release needs it: gateways may want its headers. */
+/** What a release needs: gateways may want the client's headers. */
 type Requester = Pick<Part, "requestId" | "headers">;
 
-/** A P that may be reading has ended by then: its request was aborted this long ago. */
+/** An aborted P surely reads no more after this time. */
 const SETTLE_MS = 30_000;
-/** Releases at once, when all objects are given back. */
+/** The most releases under way at once at close. */
 const RELEASES = 16;
-/** What was not given back by then, D frees itself. */
+/** What is left after this time, D frees itself. */
 const CLOSE_MS = 3000;
 
-/**
- * The KV of ended turns at the D's: keeps what further turns can use, and has D free what they
- * cannot.
- */
+/** Keeps the KV of ended turns at their D, and frees what no further turn can use. */
 export class Readback {
   readonly settings: ReadbackSettings;
   readonly objects: ObjectStore;
   readonly #legs: Legs;
   readonly #capacities: CacheCapacities;
   readonly #turns = new WeakMap<Part["request"], Promise<Turn>>();
-  /** D's of which a P could not read: they may have been restarted, until they answer. */
+  /** A P could not read from them: they may have restarted. An answer clears the doubt. */
   readonly #doubted = new WeakSet<Instance>();
-  /** Those of `releaseLater`. */
   readonly #timers = new Set<Timer>();
 
   constructor(legs: Legs, settings: ReadbackSettings, objects: ObjectStore) {
@@ -66,7 +62,6 @@ export class Readback {
     this.#capacities = new CacheCapacities({ upstream: legs.fleet.upstream, clock, log });
   }
 
-  /** What is known of a request's prompt, asked for once. */
   async turnOf(part: Part): Promise<Turn> {
     const { request } = part;
     let turn = this.#turns.get(request);
@@ -88,7 +83,6 @@ export class Readback {
       : { ids, digests: new TurnDigests(scopeOf(request), ids) };
   }
 
-  /** How many tokens of the prompt a prefill instance could read from a decode instance now. */
   async readable(part: Part): Promise<number> {
     const { digests } = await this.turnOf(part);
     if (digests === undefined) return 0;
@@ -99,37 +93,31 @@ export class Readback {
     return await this.objects.tokensOf(lengths.map((length) => digests.of(length)));
   }
 
-  /** Counts an ended turn that is not used, or not kept. */
   refused(part: Part, reason: Refusal): void {
     part.record.readback ??= reason;
     this.#legs.ambient.metrics.count("kv_proxy_readback_refused_total", 1, { reason });
   }
 
   /**
-   * Takes the longest kept turn that is a begin of these ids, and no other caller gets it;
-   * undefined where there is none. Decode instances that hold too much are avoided by the part's
-   * legs.
+   * Takes the longest kept turn whose ids begin the prompt, for this caller only. The part's legs
+   * then avoid a D that holds too much.
    */
   async claim(part: Part, digests: TurnDigests): Promise<KeptObject | undefined> {
     const { tokens, crowded, expired } = await this.objects.find(digests.chunks);
     this.#expired(part, expired);
     if (crowded.length > 0)
       for (const one of this.#legs.decoders.list())
-        if (crowded.includes(instanceName(one))) part.attempts.failedDecode.add(one);
+        if (crowded.includes(instanceName(one))) part.attempts.decode.avoided.add(one);
     const lengths = tokens.flat().filter((length) => length < digests.length);
     if (lengths.length === 0) return undefined;
     return await this.objects.claim(lengths.map((length) => digests.of(length)));
   }
 
-  /** A D begins to answer, and may name what it holds. */
   answering(instance: Instance): void {
     this.#capacities.expect(instance);
   }
 
-  /**
-   * Keeps the KV of a turn for the next one, or has D free it, in the background. `refusal`: why it
-   * cannot be kept.
-   */
+  /** Keeps the KV, or has D free it, in the background. `refusal`: why it cannot be kept. */
   ended(part: Part, turn: EndedTurn, refusal: Refusal | undefined): void {
     this.#legs.inBackground(this.#ended(part, turn, refusal));
   }
@@ -162,11 +150,11 @@ export class Readback {
     const { tokens, blocks, engineId, dcpSize } = object;
     this.#doubted.delete(instance);
     if (tokens < minTokens) return "short";
-    // The KV of the last token is not computed.
+    // The KV of the last token is never computed.
     if (promptIds.length === 0 || promptIds.length + outputIds.length - 1 !== tokens) return "ids";
     const capacity = await this.#capacities.of(instance, engineId);
     if (capacity === undefined) return "capacity";
-    // P takes the last blocks: one more than the tokens need would shift all.
+    // P takes the last blocks, so one block too many would shift all.
     if (blocks.length !== Math.ceil(tokens / (capacity.blockTokens * dcpSize))) return "shape";
     const digests = new TurnDigests(scopeOf(part.request), [...promptIds, ...outputIds]);
     const bytes = this.#legs.fleet.pairing?.kvBytes(instance, [blocks]);
@@ -188,14 +176,13 @@ export class Readback {
     for (const one of expired) this.release(part, one);
   }
 
-  /** Has D free an object that no P reads, in the background. */
   release(requester: Requester, object: KeptObject): void {
     this.#legs.inBackground(this.#releaseObject(requester, object));
   }
 
   /**
-   * As `release`, when a P that was to read the object has surely ended: it may be reading, and
-   * what it reads must not be used anew meanwhile.
+   * As `release`, once a P that may be reading has ended: blocks must not be reused under its
+   * reads.
    */
   releaseLater(requester: Requester, object: KeptObject): void {
     const timer = this.#legs.ambient.clock.setTimer(() => {
@@ -205,10 +192,7 @@ export class Readback {
     this.#timers.add(timer);
   }
 
-  /**
-   * Has all D's free what is kept: nobody would use it. What a P may still be reading, D frees
-   * itself.
-   */
+  /** Frees what is kept. D itself frees what a P may still read. */
   async close(): Promise<void> {
     for (const timer of this.#timers) timer.cancel();
     const left = [...(await this.objects.drop())];
@@ -233,7 +217,6 @@ export class Readback {
     if (outcome !== "failed") await this.objects.ended(object);
   }
 
-  /** A P could not read from a D. */
   doubt(holder: Instance): void {
     this.#doubted.add(holder);
   }
@@ -243,14 +226,12 @@ export class Readback {
     return this.#doubted.has(holder);
   }
 
-  /** The D that holds an object; undefined where it has left. */
   holderOf({ server }: KeptObject): Instance | undefined {
     return this.#legs.decoders.list().find((one) => instanceName(one) === server);
   }
 
   /**
-   * A P refuses a request with the parameters of D, turned round, and tells D that it has read
-   * them.
+   * P refuses a request with D's parameters turned round, and tells D that it has read the blocks.
    */
   async #release(
     requester: Requester,
@@ -273,5 +254,5 @@ export class Readback {
   }
 }
 
-/** Of an object that may not have been kept, only its ids are looked at. */
+/** Members of an object that was never kept: a release reads only its ids. */
 const UNKEPT = { server: "", model: undefined, digest: "", chunk: "", bytes: undefined };

@@ -1,31 +1,27 @@
 import type { Instance } from "@kv/fleet";
 import { changedBodyHeaders } from "@kv/fleet/front-end";
 import { EventFrames, rawMember, type StreamEvent } from "@kv/http";
+import { isObject } from "../response/answer-filter.js";
+import type { Fields } from "../response/answer-members.js";
 import type { LegAnswer } from "../response/leg-answer.js";
-import { isObject } from "../response/stream-rules.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
 
-/** What a D says about a turn that has ended. */
 export interface EndedTurn {
   readonly instance: Instance;
-  /** D's `kv_transfer_params`, as it wrote them (JSON text). */
+  /** D's `kv_transfer_params` as it wrote them (JSON text). */
   readonly params: string;
-  /** Token ids of the prompt, and of the answer; as far as D has told them. */
+  /** Empty or short where D did not tell all ids. */
   readonly promptIds: readonly number[];
   readonly outputIds: readonly number[];
 }
 
 export interface TurnAnswerOptions {
-  /** The client has not asked for token ids, so it does not get them. */
+  /** The client did not ask for token ids. */
   readonly hidesIds: boolean;
-  /** Called when D has named the KV of the turn. */
   readonly ended: (turn: EndedTurn) => void;
 }
 
-/**
- * Reads the token ids and the `kv_transfer_params` of D's answer as it passes. Returns the answer
- * for the client.
- */
+/** Returns the client's answer, whose token ids and `kv_transfer_params` are read as it passes. */
 export function readTurnAnswer(answer: LegAnswer, options: TurnAnswerOptions): LegAnswer {
   const { status, held, rest } = answer;
   if (status !== 200) return answer;
@@ -50,16 +46,11 @@ export function readTurnAnswer(answer: LegAnswer, options: TurnAnswerOptions): L
   };
 }
 
-type Fields = Readonly<Record<string, unknown>>;
-
-/**
- * Collects the token ids of one answer, whose events pass whole. All texts are read a character for
- * each byte: what is read has no others.
- */
+/** Texts hold one character per byte, enough for what is read. */
 class TurnReader {
   readonly #answer: LegAnswer;
   readonly #options: TurnAnswerOptions;
-  /** An unstreamed answer is one event, which ends with the answer. */
+  /** An unstreamed answer is one event. */
   readonly #events = new EventFrames("latin1");
   #promptIds: readonly number[] = [];
   readonly #outputIds: number[] = [];
@@ -70,15 +61,11 @@ class TurnReader {
     this.#options = options;
   }
 
-  /**
-   * Returns what passes.
-   * @throws `KV_PROXY_UPSTREAM_FAILED` for an event that is too long.
-   */
+  /** @throws `KV_PROXY_UPSTREAM_FAILED` for an event that is too long. */
   push(chunk: Uint8Array): Buffer {
     return this.#pass(this.#events.push(chunk));
   }
 
-  /** The answer has ended. Returns what was held. */
   end(): Buffer {
     return this.#pass(this.#events.end());
   }
@@ -86,13 +73,12 @@ class TurnReader {
   #pass(events: readonly StreamEvent[]): Buffer {
     const { eventStream, visit } = this.#answer;
     const { problem } = this.#events;
-    if (problem !== undefined) throw badAnswer(visit.instance.role, visit.instance.url, problem);
+    if (problem !== undefined) throw badAnswer(visit.instance, problem);
     for (const { bytes, data } of events) this.#read(eventStream ? data : bytes.toString("latin1"));
     const bytes = Buffer.concat(events.map((event) => event.bytes));
     return this.#options.hidesIds ? hideIds(bytes) : bytes;
   }
 
-  /** Reads an event, or a whole answer. */
   #read(text: string): void {
     if (this.#isDone || !(text.includes("token_ids") || text.includes("kv_transfer_params")))
       return;
@@ -100,7 +86,7 @@ class TurnReader {
     try {
       body = JSON.parse(text) as Fields;
     } catch {
-      // The check of the answer reports it.
+      // The check of the answer reports the fault.
       return;
     }
     const [choice] = (
@@ -121,20 +107,17 @@ class TurnReader {
   }
 }
 
-/**
- * The `kv_transfer_params` of an answer as D wrote them. The Responses API has them inside of its
- * response.
- */
+/** `kv_transfer_params` as D wrote them. The Responses API nests them in its response. */
 function paramsIn(body: Fields, text: string): string | undefined {
   if (isObject(body.kv_transfer_params)) return rawMember(text, "kv_transfer_params");
   if (!isObject(body.response) || !isObject(body.response.kv_transfer_params)) return undefined;
   return rawMember(rawMember(text, "response") ?? "{}", "kv_transfer_params");
 }
 
-/** Lists of token ids. Quotes inside of strings are escaped, so no string has such a member. */
+/** Lists of token ids. Quotes in strings are escaped, so no string matches. */
 const IDS = /("(?:prompt_)?token_ids"\s*:\s*)\[[0-9,\s]*\]/g;
 
-/** Writes `null` for lists of token ids, as vLLM writes it where they were not asked for. */
+/** Replaces lists of token ids by `null`, as vLLM writes them unasked. */
 function hideIds(bytes: Buffer): Buffer {
   const text = bytes.toString("latin1");
   return text.includes('token_ids"') ? Buffer.from(text.replace(IDS, "$1null"), "latin1") : bytes;

@@ -2,16 +2,14 @@ import { type GenerationRequest, writtenIds } from "@kv/fleet/front-end";
 import type { Part } from "../legs/client-request.js";
 
 /**
- * Why a turn does not use the KV of the turn before, or why its own KV is not kept for the next
- * one. `api`: the Responses and the Messages API answer no token ids. `copies`: it is one of
- * several prompts or copies. `images`: a message has parts other than text. `prompt`: its prompt
- * has another form than one text or one list of token ids, or the answer repeats some of it.
- * `no-ids`: the ids of its prompt are not known. `no-match`: no kept turn is a begin of it.
- * `no-prefill`: no P that fits is there. `engine`: D was restarted, or left, or its engine id is
- * another's too. `failed`: P could not read it. `short`: it has fewer tokens than P computes
- * anyway. `ids`: D's answer does not tell the ids of all tokens. `shape`: its KV is of a kind for
- * which reading back is not proven. `capacity`: the size of D's cache is not known. `budget`: it is
- * larger than what turns may hold at D.
+ * Why a turn does not use the previous turn's KV, or its own KV is not kept. `api`: the Responses
+ * and Messages APIs answer no token ids. `copies`: one of several prompts or copies. `images`: a
+ * message holds more than text. `prompt`: not one text or list of ids, or the answer repeats some
+ * of it. `no-ids`: its ids are unknown. `no-match`: no kept turn begins it. `no-prefill`: no P
+ * fits. `engine`: D restarted, left, or shares its engine id. `failed`: P could not read it.
+ * `short`: fewer tokens than P computes anyway. `ids`: D's answer lacks ids. `shape`: reading back
+ * is not proven for such KV. `capacity`: the size of D's cache is unknown. `budget`: more than
+ * turns may hold at D.
  */
 export type Refusal =
   | (
@@ -27,41 +25,32 @@ export type Refusal =
     )
   | ("short" | "ids" | "shape" | "capacity" | "budget");
 
-/** Why neither the turn before nor this one is used; undefined where they may be. */
+/** Returns undefined where the turn may use and keep KV. */
 export function turnRefusal({ isSplit, request }: Part): Refusal | undefined {
-  const { endpoint, fields, promptFields } = request;
+  const { endpoint, fields } = request;
   if (endpoint !== "/v1/completions" && endpoint !== "/v1/chat/completions") return "api";
   if (isSplit === true || (fields.n != null && fields.n !== 1)) return "copies";
-  if (promptFields !== "none" || fields.echo === true || fields.truncate_prompt_tokens != null)
-    return "prompt";
+  if (fields.echo === true || fields.truncate_prompt_tokens != null) return "prompt";
   if (endpoint === "/v1/chat/completions")
     return hasOnlyText(fields.messages) ? undefined : "images";
   const isOne = typeof fields.prompt === "string" || writtenIds(request) !== undefined;
   return isOne && fields.prompt_embeds == null ? undefined : "prompt";
 }
 
-/**
- * What must be equal, besides the ids, for two turns to share KV. A LoRA adapter is named as the
- * model.
- */
+/** What besides ids must match for turns to share KV. LoRA adapters are named as models. */
 export function scopeOf({ fields }: GenerationRequest): readonly unknown[] {
   return [fields.model ?? null, fields.cache_salt ?? null];
 }
 
-/**
- * Whether all messages are text: vLLM takes no ids for others, and their KV depends on more than
- * ids.
- */
+/** vLLM takes no ids for other messages, and their KV depends on more than ids. */
 function hasOnlyText(messages: unknown): boolean {
   if (!Array.isArray(messages)) return false;
-  return (messages as readonly ({ readonly content?: unknown } | null)[]).every((message) => {
+  return messages.every((message: { readonly content?: unknown } | null) => {
     const content = message?.content;
     if (content == null || typeof content === "string") return true;
     return (
       Array.isArray(content) &&
-      (content as readonly ({ readonly type?: unknown } | null)[]).every(
-        (part) => part?.type === "text",
-      )
+      content.every((part: { readonly type?: unknown } | null) => part?.type === "text")
     );
   });
 }

@@ -1,14 +1,13 @@
 import {
   type Endpoint,
   type GenerationRequest,
-  type PromptFields,
   type RequestBody,
   withLongMembers,
 } from "@kv/fleet/front-end";
 import { editMembers, listElements, type MemberEdits, rawMember, shortened } from "@kv/http";
 import { KvError } from "@kv/interface";
 
-/** One prompt and one copy of a client's request, with their indices in the merged answer. */
+/** One prompt and one copy. The indices are those of the merged answer. */
 export interface RequestPart {
   readonly request: GenerationRequest;
   readonly prompt: number;
@@ -16,12 +15,11 @@ export interface RequestPart {
 }
 
 /**
- * Splits a request into parts of one prompt and one copy each. A prefill worker answers with the KV
- * parameters of one prompt only, and frees its blocks when the first copy has read them (vLLM
- * 0.33), so each part has legs of its own. Copies have the seeds that vLLM gives them:
- * `seed + copy`. The prompts of a long list are not copied, and the search for them yields after
- * each piece. Errors: `KV_REQUEST_INVALID` above `limit` parts, and for several copies with a seed
- * that is not an integer.
+ * Splits a request into parts of one prompt and one copy. P answers with KV parameters of one
+ * prompt and frees its blocks after the first read (vLLM 0.33), so each part needs its own legs.
+ * Copies get vLLM's seeds, `seed + copy`. Long lists of prompts are not copied, and the search
+ * yields after each piece. Errors: `KV_REQUEST_INVALID` above `limit` parts, or for several copies
+ * with a seed that is no integer.
  */
 export function* splitRequest(
   request: GenerationRequest,
@@ -46,7 +44,7 @@ export function* splitRequest(
     ...(copies > 1 ? ["n"] : []),
     ...(seed === undefined ? [] : ["seed"]),
   ];
-  // Edited once, and not for each part: the text may be long, and the parts many.
+  // Edited once for all parts: the text may be long.
   const common = editMembers(request.text, { remove: replaced });
   const othersLong = request.long.filter(({ key }) => !replaced.includes(key));
   const longList = request.long.find(({ key }) => key === list?.field)?.value;
@@ -90,8 +88,8 @@ function withMembers(text: string, members: readonly string[]): string {
 }
 
 /**
- * The seed of the first copy, from its text: it may be larger than 2^53. vLLM also accepts 1.0 and
- * "1" as integers; unchanged, they would give all copies the same seed.
+ * Read as text, because it may exceed 2^53. vLLM also takes 1.0 and "1" as integers; unchanged,
+ * they would give all copies one seed.
  */
 function seedOf(request: GenerationRequest): bigint | undefined {
   const isLong = request.long.some(({ key }) => key === "seed");
@@ -105,10 +103,7 @@ function seedOf(request: GenerationRequest): bigint | undefined {
   });
 }
 
-/**
- * The member that holds several prompts; undefined for one prompt, which may be a list of token
- * ids.
- */
+/** Undefined for one prompt, which may be a list of token ids. */
 function promptList({ endpoint, fields }: GenerationRequest) {
   if (endpoint !== "/v1/completions") return undefined;
   for (const field of ["prompt", "prompt_embeds"]) {
@@ -119,48 +114,40 @@ function promptList({ endpoint, fields }: GenerationRequest) {
   return undefined;
 }
 
-/**
- * `kv_transfer_params` that make a prefill worker keep the prompt's blocks for a decode worker to
- * read (vLLM 0.33, NixlConnector).
- */
+/** Make P keep the prompt's blocks for D to read (vLLM 0.33, NixlConnector). */
 export const KV_REQUEST_PULL =
   '{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,' +
   '"remote_host":null,"remote_port":null}';
 
-/**
- * `kv_transfer_params` that make a prefill worker write the KV into a decode worker (vLLM 0.33,
- * NixlPushConnector).
- */
+/** Make P write the KV into D (vLLM 0.33, NixlPushConnector). */
 export const KV_REQUEST_PUSH =
   '{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,' +
   '"remote_host":null,"remote_port":null,"transfer_mode":"push"}';
 
 /**
- * The body of the prefill leg: one token, not streamed, without what concerns the answer alone.
- * `kvTransferParams` (JSON text) make the worker keep the KV.
+ * One token, not streamed, without members that concern only the answer. `kvTransferParams` and
+ * `kvSource` are JSON text.
  */
 export function prefillBody(
   request: GenerationRequest,
   kvTransferParams: string,
   requestId: string,
+  kvSource = request.kvSource?.(),
 ): RequestBody {
   const { fields, endpoint } = request;
-  // With echo and a limit of 0, vLLM answers with the prompt alone. It generates a token all the
-  // same, and keeps the blocks.
-  const limit = request.promptFields === "echo" ? "0" : "1";
+  const limit = "1";
   const set: Record<string, string> = {
     stream: "false",
-    kv_transfer_params: kvTransferParams,
+    kv_transfer_params: withKvSource(kvSource, kvTransferParams),
     ...idMember(request, requestId),
   };
   set[endpoint === "/v1/responses" ? "max_output_tokens" : "max_tokens"] = limit;
   if (fields.max_completion_tokens != null) set.max_completion_tokens = limit;
   // vLLM refuses a minimum above the token limit.
   for (const minimum of ["min_tokens", "min_completion_tokens"]) {
-    if (typeof fields[minimum] === "number" && fields[minimum] > Number(limit))
-      set[minimum] = limit;
+    if (typeof fields[minimum] === "number" && fields[minimum] > 1) set[minimum] = limit;
   }
-  // Each further copy would keep blocks that no decode worker reads.
+  // Further copies would keep blocks that no D reads.
   if (fields.n != null) set.n = "1";
   if (endpoint === "/v1/responses") set.store = "false";
   if (endpoint === "/v1/messages" && isNamedTool(fields.tool_choice))
@@ -169,9 +156,9 @@ export function prefillBody(
 }
 
 /**
- * With a named tool, vLLM 0.31 to 0.33 takes all text for the tool's arguments, and its Messages
- * API answers 400 where they are not JSON: of one token they are `{`. This ends the text before it,
- * and there is no call. Another `tool_choice` could change the prompt.
+ * With a named tool, vLLM 0.31 to 0.33 takes all text as the tool's arguments, and its Messages API
+ * answers 400 where they are no JSON, as in a single token `{`. Stopping before it yields no call.
+ * Another `tool_choice` could change the prompt.
  */
 const END_OF_ARGUMENTS = '["{"]';
 
@@ -181,7 +168,7 @@ function isNamedTool(choice: unknown): boolean {
   );
 }
 
-/** The client's body, with `kvTransferParams` as the prefill worker wrote them (JSON text). */
+/** `kvTransferParams` is JSON text as P wrote it. */
 export function decodeBody(
   request: GenerationRequest,
   kvTransferParams: string,
@@ -191,18 +178,12 @@ export function decodeBody(
     kv_transfer_params: kvTransferParams,
     ...idMember(request, requestId),
   };
-  const remove: string[] = [];
-  if (request.promptFields !== "none") remove.push("prompt_logprobs");
-  if (request.promptFields === "echo") remove.push("echo");
-  else if (request.endpoint === "/v1/chat/completions" && request.fields.echo === true)
-    set.top_logprobs = "null";
-  return edited(request, { remove, set });
+  return edited(request, { set });
 }
 
 /**
- * In push, vLLM matches the legs of a request by their ids, which come from `X-Request-Id`. Its
- * Responses API takes the id from the body instead, and makes one up where there is none (0.32 and
- * 0.33).
+ * In push, vLLM matches legs by ids made from `X-Request-Id`. Its Responses API takes the body's id
+ * instead, or invents one (0.32 and 0.33).
  */
 function idMember(
   { endpoint, fields }: GenerationRequest,
@@ -212,10 +193,7 @@ function idMember(
   return { request_id: JSON.stringify(`resp_${requestId}`) };
 }
 
-/**
- * The request with `suffix` behind the id that a client gives a response; others have none in their
- * body.
- */
+/** Extends the id that a client gives a response. Other requests have none in the body. */
 export function withIdSuffix(request: GenerationRequest, suffix: string): GenerationRequest {
   const { endpoint, fields } = request;
   if (endpoint !== "/v1/responses" || typeof fields.request_id !== "string") return request;
@@ -239,7 +217,18 @@ export function withFields(
 }
 
 export function singleInstanceBody(request: GenerationRequest): RequestBody {
-  return edited(request, { remove: ["kv_transfer_params"] });
+  const kvSource = request.kvSource?.();
+  if (kvSource === undefined) return edited(request, { remove: ["kv_transfer_params"] });
+  return edited(request, { set: { kv_transfer_params: withKvSource(kvSource, "{}") } });
+}
+
+/**
+ * Adds the source of the KV of the prompt's start, named as in llm-d's sidecar. vLLM's
+ * MultiConnector hands it to its OffloadingConnector.
+ */
+function withKvSource(kvSource: string | undefined, kvTransferParams: string): string {
+  if (kvSource === undefined) return kvTransferParams;
+  return editMembers(kvTransferParams, { set: { remote_kv_source: kvSource } });
 }
 
 function edited({ text, long }: GenerationRequest, edits: MemberEdits): RequestBody {
@@ -249,11 +238,10 @@ function edited({ text, long }: GenerationRequest, edits: MemberEdits): RequestB
 }
 
 /**
- * The body of a request that makes a decode worker tell the prefill worker to free the blocks that
- * `kvTransferParams` names. vLLM refuses it before its engine sees it (beam search is not
- * streamed), and then notifies the prefill worker; no KV is read (vLLM 0.32 and 0.33,
+ * A request whose refusal makes D tell P to free the blocks. vLLM refuses streamed beam search
+ * before its engine sees it, then notifies P; no KV is read (vLLM 0.32 and 0.33,
  * `_with_kv_transfer_rejection_cleanup`). A server that serves it reads the blocks for one token,
- * which frees them too.
+ * which also frees them.
  */
 export function releaseBody(model: unknown, kvTransferParams: string): string {
   const refused = { model, prompt: [0], max_tokens: 1, stream: true, use_beam_search: true };
@@ -261,22 +249,19 @@ export function releaseBody(model: unknown, kvTransferParams: string): string {
 }
 
 /**
- * What a member of a client's request is for, which decides the legs that get it. `prompt`: the
- * tokens of the prompt, and its KV; both legs get it, as their prompts must be equal token by
- * token. `sampling`: which tokens are chosen; both legs, as P refuses a wrong value before it
- * computes. `answer`: the form and the end of the answer; D alone. `prompt-answer`: D alone, and P
- * where what the answer says about the prompt comes from it. `proxy`: the proxy sets it in P's leg.
- * `refused`: clients must not set it.
+ * Which legs get a member. `prompt`: both, because it shapes tokens or KV, and both prompts must be
+ * equal. `sampling`: both, so that P refuses wrong values before it computes. `answer`: D. `proxy`: the
+ * proxy sets it for P. `refused`: clients must not set it.
  */
-export type MemberUse = "prompt" | "sampling" | "answer" | "prompt-answer" | "proxy" | "refused";
+export type MemberUse = "prompt" | "sampling" | "answer" | "proxy" | "refused";
 
 const MEMBERS: Readonly<Record<MemberUse, string>> = {
   prompt:
     "model prompt prompt_embeds suffix messages system input instructions previous_input_messages previous_response_id documents tools add_special_tokens " +
     "add_generation_prompt continue_final_message chat_template chat_template_kwargs media_io_kwargs mm_processor_kwargs truncate_prompt_tokens truncation_side truncation " +
     "reasoning reasoning_effort thinking output_config " +
-    // The Kimi K3 renderer writes it into the prompt, and --exclude-tools-when-tool-choice-none
-    // makes "none" leave out the tools.
+    // The Kimi K3 renderer puts it into the prompt. --exclude-tools-when-tool-choice-none makes
+    // "none" drop the tools.
     "tool_choice " +
     "cache_salt session_id priority request_id vllm_xargs",
   sampling:
@@ -286,16 +271,15 @@ const MEMBERS: Readonly<Record<MemberUse, string>> = {
     "response_format structured_outputs text logprob_token_ids stop stop_token_ids stop_sequences include_stop_str_in_output stream_options stream_interval " +
     "repetition_detection thinking_token_budget parallel_tool_calls max_tool_calls include include_reasoning background metadata user service_tier prompt_cache_key " +
     "prompt_cache_options prompt_cache_retention safety_identifier enable_response_messages return_prompt_text return_token_offsets return_weight_versions " +
-    "routed_experts_prompt_start mm_payload return_mm_kwargs",
-  "prompt-answer":
+    "routed_experts_prompt_start mm_payload return_mm_kwargs " +
     "echo logprobs top_logprobs prompt_logprobs return_tokens_as_token_ids return_token_ids skip_special_tokens spaces_between_special_tokens",
   proxy: "stream n max_tokens max_completion_tokens max_output_tokens min_tokens store",
   refused: "kv_transfer_params ec_transfer_params",
 };
 
 /**
- * The members of vLLM's request classes, 0.31 to 0.33, by name. A test compares them with
- * `vllmRequests` of `@kv/protocol`.
+ * Members of vLLM's request classes, 0.31 to 0.33. A test compares them with `vllmRequests` of
+ * `@kv/protocol`.
  */
 export const REQUEST_MEMBERS: ReadonlyMap<string, MemberUse> = new Map(
   Object.entries(MEMBERS).flatMap(([use, names]) =>
@@ -303,44 +287,17 @@ export const REQUEST_MEMBERS: ReadonlyMap<string, MemberUse> = new Map(
   ),
 );
 
-/** Where a route has another use for a member. */
 const OF_ROUTE: Readonly<Partial<Record<Endpoint, ReadonlyMap<string, MemberUse>>>> = {
-  // The Kimi K3 renderer writes it into a chat's prompt.
+  // The Kimi K3 renderer puts it into a chat's prompt.
   "/v1/chat/completions": new Map([["response_format", "prompt"]]),
 };
 
-/** What a member is for; undefined for one that no described vLLM has, which both legs get. */
+/** Undefined for a member that no described vLLM has; both legs get it. */
 export function memberUse(endpoint: Endpoint, name: string): MemberUse | undefined {
   return OF_ROUTE[endpoint]?.get(name) ?? REQUEST_MEMBERS.get(name);
 }
 
-const OF_THE_PROMPT: Readonly<Record<PromptFields, ReadonlySet<string>>> = {
-  none: new Set(),
-  "prompt-only": new Set(),
-  "prompt-logprobs": new Set(["prompt_logprobs"]),
-  echo: new Set([
-    "echo",
-    "logprobs",
-    "prompt_logprobs",
-    "return_tokens_as_token_ids",
-    "return_token_ids",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-  ]),
-};
-/** In a chat with echo, vLLM derives `prompt_logprobs` from `top_logprobs`. */
-const OF_A_CHAT_WITH_ECHO: ReadonlySet<string> = new Set([
-  "echo",
-  "top_logprobs",
-  "prompt_logprobs",
-]);
-
-/** The members of a request that P's leg does not get: it has one token, which nobody reads. */
-function leftOutOfPrefill({ endpoint, fields, promptFields }: GenerationRequest): string[] {
-  const ofTheChat = endpoint === "/v1/chat/completions" && fields.echo === true;
-  const kept = ofTheChat ? OF_A_CHAT_WITH_ECHO : OF_THE_PROMPT[promptFields];
-  return Object.keys(fields).filter((name) => {
-    const use = memberUse(endpoint, name);
-    return use === "answer" || (use === "prompt-answer" && !kept.has(name));
-  });
+/** P's leg lacks members for its one token, which nobody reads. */
+function leftOutOfPrefill({ endpoint, fields }: GenerationRequest): string[] {
+  return Object.keys(fields).filter((name) => memberUse(endpoint, name) === "answer");
 }

@@ -50,7 +50,7 @@ describe.each(ROUTES)("%s", (route) => {
       of_a_later_vllm: 1,
     });
     const dropped = [...members].filter((name) => memberUse(route, name) === "answer");
-    const flags = { background: false, stream_options: {} };
+    const flags = { background: false, stream_options: {}, echo: false };
     const given = { ...Object.fromEntries(dropped.map((name) => [name, 1])), ...flags };
     expect(Object.keys(prefill(route, given)).filter((name) => dropped.includes(name))).toEqual([]);
   });
@@ -64,8 +64,9 @@ test("each member in the list is one of some vLLM", () => {
   expect([...REQUEST_MEMBERS.keys()].filter((name) => !all.has(name))).toEqual([]);
 });
 
-test("what P's answer says about the prompt is asked of P; all else about log probabilities is D's", () => {
+test("P's leg asks for no log probabilities: they are D's, or the request has one leg", () => {
   const logprobs = {
+    echo: true,
     logprobs: 2,
     logprob_token_ids: [1],
     return_token_ids: true,
@@ -76,31 +77,6 @@ test("what P's answer says about the prompt is asked of P; all else about log pr
     "prompt",
     "stream",
   ]);
-  // vLLM refuses logprob_token_ids with echo and no tokens, which is what P is asked for.
-  const { logprob_token_ids: _, ...ofTheEcho } = logprobs;
-  expect(prefill("/v1/completions", { prompt: "a", echo: true, stop: ["x"], ...logprobs })).toEqual(
-    {
-      prompt: "a",
-      echo: true,
-      ...ofTheEcho,
-      max_tokens: 0,
-      stream: false,
-    },
-  );
-  const chat = { messages: [], logprobs: true, top_logprobs: 3 };
-  expect(prefill("/v1/chat/completions", { ...chat, prompt_logprobs: 1 })).toEqual({
-    messages: [],
-    prompt_logprobs: 1,
-    max_tokens: 1,
-    stream: false,
-  });
-  expect(prefill("/v1/chat/completions", { messages: [], echo: true, top_logprobs: 0 })).toEqual({
-    messages: [],
-    echo: true,
-    top_logprobs: 0,
-    max_tokens: 1,
-    stream: false,
-  });
 });
 
 test("the tools stay in P's leg of a chat, whose template renders them, with the choice and the format that a renderer may write into the prompt", () => {

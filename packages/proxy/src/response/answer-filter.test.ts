@@ -60,6 +60,7 @@ test.each([
   `${CHOICE}data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":1}]}}]}\n\n${DONE}`,
   `${CHOICE}data: {"text":"\\"choices\\":[{\\"index\\":1"}\n\n${DONE}`,
   `data: {"choices":[{"text":"a"}]}\n\nevent: message_stop\ndata: {}\n\n${DONE}`,
+  `id: 1\nretry: 2\n\ndata\n\nid: 3\n${CHOICE}${DONE.slice(0, -1)}`,
   `${CHOICE}event: "usage":{}\n: "kv_transfer_params":[\ndata: no JSON\n\n${DONE}`,
 ])("%j passes whole, with each line end, wherever it is cut", async (text) => {
   for (const end of ["\n", "\r\n", "\r"]) {

@@ -4,44 +4,43 @@ import {
   EventFrames,
   editData,
   editText,
+  isDone,
   JsonValueEnd,
   type StreamEvent,
   type TextEdit,
 } from "@kv/http";
 import {
   EDITED_MEMBERS,
+  type Fields,
   HIDDEN,
   HIDDEN_OR_LEFT_OUT,
   LEFT_OUT,
   type MemberEdits,
+  type ValueEdit,
 } from "./answer-members.js";
-import { type CachedTokens, cachedTokensEdit } from "./cached-tokens.js";
-import { StreamRules } from "./stream-rules.js";
 
-/** What decides how an answer is read. */
 export interface AnswerTraits {
   readonly status: number;
   readonly eventStream: boolean;
-  /** The leg had one prompt and one copy, so the answer has one choice, with the index 0. */
+  /** One prompt and one copy, so one choice with index 0. */
   readonly onePart: boolean;
-  /** P computed the prompt, so the instance does not know all of it. */
+  /** P computed the prompt, so this instance does not know all of it. */
   readonly kvFromPrefill: boolean;
-  /** Where the instance could not know how many tokens of the prompt P had cached: asks P's leg. */
+  /** Asks P's leg for cached tokens that the instance could not know. */
   readonly cachedTokens?: CachedTokens | undefined;
 }
 
-/** Of a value that P's cached tokens are put into. */
 const MAX_VALUE_BYTES = 64 * 1024;
 
 /**
- * What of an answer's bytes its client gets: members are hidden, P's cached tokens are put in, and
- * a stream is checked. All other bytes stay as they are. The events of a stream pass whole.
+ * Hides members, puts P's cached tokens in, and checks a stream. Other bytes stay unchanged, and
+ * events pass whole.
  */
 export class AnswerFilter {
   readonly #events: EventFrames | undefined;
   readonly #rules: StreamRules | undefined;
   readonly #editor: MemberEditor;
-  /** The end of an unstreamed answer's bytes, in which a member may begin. */
+  /** Not sent yet, because a member may begin here. */
   #held = "";
 
   constructor(
@@ -50,31 +49,28 @@ export class AnswerFilter {
   ) {
     this.#events = eventStream ? new EventFrames("latin1") : undefined;
     this.#rules = eventStream && status === 200 ? new StreamRules(endpoint, onePart) : undefined;
-    // Events of streams have no member that is left out.
+    // Stream events have no member that is left out.
     const hiding = kvFromPrefill && !eventStream ? HIDDEN_OR_LEFT_OUT : HIDDEN;
     const isCounted = cachedTokens !== undefined && status === 200;
     const edits = isCounted ? { usage: cachedTokensEdit(cachedTokens), ...hiding } : hiding;
     this.#editor = new MemberEditor(edits);
   }
 
-  /** Whether the instance reported a failure in an event of its stream. */
   get failed(): boolean {
     return this.#rules?.failed === true;
   }
 
-  /** What is wrong with the answer; undefined for nothing. */
   get problem(): string | undefined {
     if (this.#editor.heldBytes > MAX_VALUE_BYTES)
       return `sent a usage of more than ${MAX_VALUE_BYTES} bytes`;
     return this.#rules?.problem ?? this.#events?.problem;
   }
 
-  /** Names of the members that the answer should have, and that were hidden so far. */
+  /** Names of hidden members that the answer should have. */
   get leftOut(): readonly string[] {
     return LEFT_OUT.filter((name) => this.#editor.erased.has(name));
   }
 
-  /** Reads the next bytes, and returns those that leave. */
   async push(chunk: Uint8Array): Promise<Buffer> {
     if (this.#events !== undefined) return this.#passEvents(this.#events.push(chunk));
     const bytes = asBuffer(chunk);
@@ -87,7 +83,6 @@ export class AnswerFilter {
     return toBytes(editText(text.slice(0, length), edits));
   }
 
-  /** The answer has ended: returns the last bytes that leave. */
   async end(): Promise<Buffer> {
     if (this.#events === undefined) return toBytes(this.#held + this.#editor.end());
     const last = await this.#passEvents(this.#events.end());
@@ -95,7 +90,7 @@ export class AnswerFilter {
     return this.problem === undefined ? last : NOTHING;
   }
 
-  /** Nothing passes from the first event on that has a problem. */
+  /** From the first event with a problem on, nothing passes. */
   async #passEvents(events: readonly StreamEvent[]): Promise<Buffer> {
     const passing: Buffer[] = [];
     for (const event of events) {
@@ -109,58 +104,54 @@ export class AnswerFilter {
 
   async #edit(event: StreamEvent): Promise<Buffer> {
     const edits = await this.#editor.edit(event.data);
-    // A value that its event cuts off stays as it came.
+    // A value cut off by its event stays unchanged.
     if (this.#editor.end() !== "") edits.pop();
     return editData(event, edits);
   }
 }
 
 const NOTHING = Buffer.alloc(0);
-/** Each character stands for a byte. */
+/** Latin-1 maps each character to one byte. */
 const toBytes = (text: string) => Buffer.from(text, "latin1");
 
-/** A member whose value is being read. */
 interface OpenMember {
   readonly name: string;
   readonly end: JsonValueEnd;
-  /** As much of the value as an edit has to read. */
+  /** As much of the value as an edit must read. */
   value: string;
 }
 
-/** The end of a text in which a member may begin. */
 const BEGIN_OF_MEMBER = /"\w{0,32}(?:"\s*:?\s*)?$/;
 
 /**
- * Changes the values of members in a JSON text that comes in pieces. The members may be at any
- * depth. Quotes inside of strings are escaped, so no string is taken for a name.
+ * Edits values in a JSON text that comes in pieces, at any depth. Quotes in strings are escaped, so
+ * no string looks like a name.
  */
 export class MemberEditor {
   readonly #edits: MemberEdits;
   readonly #names: readonly string[];
   readonly #erased = new Set<string>();
-  #open: OpenMember | undefined = undefined;
+  #open: OpenMember | undefined;
 
   constructor(edits: MemberEdits) {
     this.#edits = edits;
     this.#names = Object.keys(edits);
   }
 
-  /** Names of the members whose values, other than `null`, became `null`. */
   get erased(): ReadonlySet<string> {
     return this.#erased;
   }
 
-  /** Bytes of a value that has not ended, which an edit waits for. */
   get heldBytes(): number {
     return this.#open?.value.length ?? 0;
   }
 
-  /** Whether a text that begins outside of a member's value has none of them. */
+  /** Whether text outside a member's value has no member to edit. */
   isPlain(text: string): boolean {
     return this.#open === undefined && !this.#names.some((name) => text.includes(name));
   }
 
-  /** The changes of the next piece, in which each character stands for a byte. */
+  /** `text` has one character per byte. */
   async edit(text: string): Promise<TextEdit[]> {
     const edits: TextEdit[] = [];
     let start = 0;
@@ -191,22 +182,205 @@ export class MemberEditor {
     }
   }
 
-  /**
-   * How much of a text can leave before more of it has come: no member begins in its end. `from`:
-   * behind its last edit.
-   */
+  /** Length that may leave: a member may begin in the rest. `from`: the end of the last edit. */
   passingLength(text: string, from: number): number {
-    // It has one quote or two.
+    // The start of a member has one quote or two.
     const quote = text.lastIndexOf('"', text.lastIndexOf('"') - 1);
     const searched = Math.max(from, quote);
     const begin = this.#open === undefined ? text.slice(searched).search(BEGIN_OF_MEMBER) : -1;
     return begin === -1 ? text.length : searched + begin;
   }
 
-  /** The text has ended. Returns the value of a member that never ended, which an edit waits for. */
+  /** Returns an unfinished value that waits for its edit. */
   end(): string {
     const value = this.#open?.value ?? "";
     this.#open = undefined;
     return value;
   }
 }
+
+export function isObject(value: unknown): value is Fields {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+/** The events that end a stream. Elsewhere `[DONE]` does, and events have choices. */
+const LAST_EVENTS: Readonly<Partial<Record<Endpoint, readonly string[]>>> = {
+  "/v1/responses": ["response.completed", "response.incomplete", "response.failed"],
+  "/v1/messages": ["message_stop", "error"],
+};
+
+const OTHER_INDEX = /"index"\s*:\s*[^0\s]/;
+
+/** After the first choice, only such events matter. */
+const isDecisive = (data: string) => data.includes('"error"') || OTHER_INDEX.test(data);
+
+export class StreamRules {
+  readonly #lastEvents: readonly string[] | undefined;
+  readonly #onePart: boolean;
+  #answered: boolean;
+  #failed = false;
+  #ended = false;
+  #problem: string | undefined;
+
+  /** `onePart`: one prompt and one copy, so every choice has index 0. */
+  constructor(endpoint: Endpoint, onePart: boolean) {
+    this.#lastEvents = LAST_EVENTS[endpoint];
+    this.#onePart = onePart;
+    this.#answered = this.#lastEvents !== undefined;
+  }
+
+  get failed(): boolean {
+    return this.#failed;
+  }
+
+  get problem(): string | undefined {
+    return this.#problem;
+  }
+
+  read(event: StreamEvent): void {
+    const { name, data, isCut } = event;
+    const isLastOfOthers = this.#lastEvents !== undefined && isDone(event);
+    if (data === "" || isLastOfOthers) return;
+    if (this.#ended) this.#problem = "sent more after the last event of its stream";
+    else if (isDone(event)) {
+      this.#ended = this.#answered || this.#failed;
+      if (!this.#ended) this.#problem = "ended its stream without a choice";
+    } else {
+      this.#readData(event);
+      this.#ended = !isCut && this.#lastEvents?.includes(name) === true;
+    }
+  }
+
+  end(): void {
+    if (!this.#ended) this.#problem ??= "ended its stream without its last event";
+  }
+
+  #readData({ name, data }: StreamEvent): void {
+    if (name === "error") this.#failed = true;
+    if (this.#answered && !isDecisive(data)) return;
+    const { error, choices } = fieldsOf(data);
+    if (error != null) this.#failed = true;
+    if (this.#lastEvents !== undefined || !Array.isArray(choices)) return;
+    this.#answered ||= isObject(choices[0]);
+    if (this.#onePart && choices.some((choice) => isObject(choice) && (choice.index ?? 0) !== 0))
+      this.#problem = "streamed a choice with another index than 0";
+  }
+}
+
+/** Returns no members where the data is no object. */
+function fieldsOf(data: string): Fields {
+  try {
+    const fields: unknown = JSON.parse(data);
+    return isObject(fields) ? fields : {};
+  } catch {
+    // The client's parser refuses such data.
+    return {};
+  }
+}
+
+/** Finds a stream's first event that has data. */
+export class FirstEvent {
+  readonly #events = new EventFrames("utf8");
+  #leftBytes: number;
+  #event: StreamEvent | undefined;
+
+  /** If `limitBytes` do not show the event, it stays unknown. */
+  constructor(limitBytes: number) {
+    this.#leftBytes = limitBytes;
+  }
+
+  get event(): StreamEvent | undefined {
+    return this.#event;
+  }
+
+  /** Returns true when further bytes would tell nothing. */
+  push(chunk: Uint8Array): boolean {
+    const bytes = chunk.subarray(0, this.#leftBytes);
+    this.#leftBytes -= bytes.length;
+    this.#take(this.#events.push(bytes));
+    return this.#event !== undefined || this.#leftBytes === 0;
+  }
+
+  end(): void {
+    if (this.#leftBytes > 0) this.#take(this.#events.end());
+  }
+
+  #take(events: readonly StreamEvent[]): void {
+    this.#event ??= events.find(({ data }) => data !== "");
+  }
+}
+
+/** An error in a stream's first event, early enough for an HTTP status. */
+export interface StreamedError {
+  /** The error's `code` if it is an HTTP status, else its type's status, else 502. */
+  readonly status: number;
+  readonly body: string;
+}
+
+/**
+ * vLLM streams such an error under status 200 for a failure before the first token. Undefined for
+ * another event.
+ */
+export function streamedError({ name, data }: StreamEvent): StreamedError | undefined {
+  const { error } = fieldsOf(data);
+  if (name !== "error" && error == null) return undefined;
+  const { code, type } = isObject(error) ? error : ({} as Fields);
+  const isStatus = typeof code === "number" && Number.isInteger(code) && code >= 400 && code <= 599;
+  return { status: isStatus ? code : (STATUS_OF_TYPE[String(type)] ?? 502), body: data.trim() };
+}
+
+/** HTTP statuses of the Messages API's error types (vLLM 0.33, `translate_error_type`). */
+const STATUS_OF_TYPE: Readonly<Record<string, number>> = {
+  invalid_request_error: 400,
+  authentication_error: 401,
+  permission_error: 403,
+  not_found_error: 404,
+  request_too_large: 413,
+  rate_limit_error: 429,
+  api_error: 500,
+  overloaded_error: 503,
+};
+
+/** Prompt tokens that P had cached; undefined where P did not say. */
+export type CachedTokens = () => Promise<number | undefined>;
+
+/**
+ * Leaves cached tokens out where P's number is unknown. In push, D counts everything from P as
+ * cached: vLLM passes P's number only with pull's KV parameters.
+ */
+export function withCachedTokens(usage: Fields, cached: number | undefined): Fields {
+  const changed: Record<string, unknown> = { ...usage };
+  if (isObject(usage.prompt_tokens_details))
+    changed.prompt_tokens_details = {
+      ...usage.prompt_tokens_details,
+      cached_tokens: cached ?? null,
+    };
+  // The Responses API's clients want a number.
+  if (isObject(usage.input_tokens_details))
+    changed.input_tokens_details = { ...usage.input_tokens_details, cached_tokens: cached ?? 0 };
+  const { cache_read_input_tokens: read, input_tokens: input } = usage;
+  if (typeof read === "number" && typeof input === "number") {
+    // The Messages API's input tokens exclude cached ones.
+    changed.cache_read_input_tokens = cached ?? 0;
+    changed.input_tokens = Math.max(0, input + read - (cached ?? 0));
+  }
+  return changed;
+}
+
+/** Asks for P's cached tokens only where the usage has some. */
+function cachedTokensEdit(cachedTokens: CachedTokens): ValueEdit {
+  return (text) => {
+    if (!MARKS.some((mark) => text.includes(mark))) return text;
+    let usage: unknown;
+    try {
+      usage = JSON.parse(text);
+    } catch {
+      // The client's parser refuses such a usage.
+      return text;
+    }
+    if (!isObject(usage)) return text;
+    return cachedTokens().then((cached) => JSON.stringify(withCachedTokens(usage, cached)));
+  };
+}
+
+const MARKS = ["_tokens_details", "cache_read_input_tokens"];

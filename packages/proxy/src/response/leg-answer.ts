@@ -1,5 +1,5 @@
 import type { ServerResponse } from "node:http";
-import type { Instance, Role, Visit } from "@kv/fleet";
+import type { Instance, Visit } from "@kv/fleet";
 import {
   answerHeaders,
   changedBodyHeaders,
@@ -9,50 +9,75 @@ import {
   LEFT_OUT_HEADER,
   type UpstreamAnswer,
 } from "@kv/fleet/front-end";
-import { isDone, rawMember } from "@kv/http";
+import { asBuffer, isDone, rawMember, withoutAddresses } from "@kv/http";
 import { KvError } from "@kv/interface";
 import { checkRemotePrefillParams } from "@kv/protocol";
+import type { ProxySettings } from "../config/settings.js";
 import type { RequestRecord } from "../telemetry/request-record.js";
-import { badAnswer, isBadAnswer } from "../upstream/upstream-errors.js";
-import { AnswerFilter, type AnswerTraits } from "./answer-filter.js";
-import { FirstEvent, isObject, streamedError } from "./stream-rules.js";
+import { badAnswer, faultOfStatus, tooLong } from "../upstream/upstream-errors.js";
+import type { AnswerFilter, AnswerTraits } from "./answer-filter.js";
+import { FirstEvent, isObject, streamedError } from "./answer-filter.js";
+import type { Fields } from "./answer-members.js";
 
-type Fields = Readonly<Record<string, unknown>>;
-
-/**
- * An instance's answer, checked as far as its first bytes allow. Nothing of it has left for the
- * client.
- */
+/** An answer, checked as far as its first bytes allow. The client has none of it yet. */
 export interface LegAnswer extends AnswerTraits {
-  /** Whoever passes the answer on ends the visit. */
+  /** Whoever passes the answer on ends it. */
   readonly visit: Visit;
   readonly headers: UpstreamAnswer["headers"];
   readonly held: Buffer;
-  /** The body after `held`; undefined when `held` is all of it. */
+  /** The body after `held`; undefined where `held` is everything. */
   readonly rest: AsyncIterator<Uint8Array, undefined> | undefined;
-  /**
-   * The prefill worker's answer, where its log probabilities of the prompt belong into this one.
-   */
-  readonly promptAnswer?: Fields | undefined;
-  /** Closes the connection, unless the body has ended. */
   discard(): void;
 }
 
 export interface AnswerTarget {
   readonly requestId: string;
-  readonly request: GenerationRequest;
   readonly deadline: Deadline;
   readonly record: RequestRecord;
   readonly response: ServerResponse;
-  /** The head of an event stream has left: a failure is now reported as an event. */
+  /** The stream's head has left, so a failure becomes an event. */
   eventStreamStarted: boolean;
+  /** An instance's failure, which ends the stream. */
+  lastEvent?: string | undefined;
+}
+
+/** Most bytes held before another route's answer passes on. */
+const HELD_BYTES = 256 * 1024;
+
+/**
+ * Reads the start of an answer that passes unchanged.
+ * @throws The body's errors, `KV_PROXY_UPSTREAM_FAILED` for what is no answer.
+ */
+export async function readPassedAnswer(visit: Visit, answer: UpstreamAnswer): Promise<LegAnswer> {
+  const { status, body } = answer;
+  const { instance } = visit;
+  requireStatus(instance, status);
+  const { bytes, complete } = body.readBuffered(HELD_BYTES) ?? (await body.readLimited(HELD_BYTES));
+  if (status === 200 && /^\s*</.test(bytes.subarray(0, 64).toString("latin1")))
+    throw badAnswer(instance, "answered 200 with HTML");
+  return { ...wholeAnswer(visit, answer, bytes), rest: complete ? undefined : body };
+}
+
+function wholeAnswer(
+  visit: Visit,
+  { status, headers, discard }: UpstreamAnswer,
+  held: Buffer,
+): LegAnswer {
+  const traits = { eventStream: false, onePart: true, kvFromPrefill: false };
+  return { visit, status, headers, held, rest: undefined, discard, ...traits };
+}
+
+/** @throws `KV_PROXY_UPSTREAM_FAILED` for a status that is neither 200 nor an error. */
+function requireStatus(instance: Instance, status: number): void {
+  if ((status !== 200 && status < 400) || status > 599)
+    throw badAnswer(instance, `answered with status ${status}, which the proxy does not follow`);
 }
 
 /**
- * Reads of a stream as much as tells whether its first event is an error, of another answer at most
- * `limitBytes`, and checks it: status 200 promises an answer, so an empty one, or one without
- * choices, is a failure. A stream whose first event is an error becomes an error answer.
- * @throws That of the body, `KV_PROXY_UPSTREAM_FAILED`.
+ * Reads a stream up to its first event, or at most `limitBytes` of another answer. Status 200
+ * promises an answer, so an empty one, or one without choices, is a failure. A stream that begins
+ * with an error becomes an error answer.
+ * @throws The body's errors, `KV_PROXY_UPSTREAM_FAILED`.
  */
 export async function readLegAnswer(
   { endpoint, fields }: GenerationRequest,
@@ -62,8 +87,10 @@ export async function readLegAnswer(
   limitBytes: number,
 ): Promise<LegAnswer> {
   const { status, headers, body, discard } = answer;
-  const { role, url } = visit.instance;
+  const { instance } = visit;
   const eventStream = isEventStream(answer);
+  requireReadable(instance, answer);
+  requireStatus(instance, status);
 
   const firstEvent = status === 200 && eventStream ? new FirstEvent(limitBytes) : undefined;
   const buffered = body.readBuffered(limitBytes);
@@ -78,60 +105,36 @@ export async function readLegAnswer(
   const error = first === undefined ? undefined : streamedError(first);
   if (error !== undefined) {
     discard();
-    return {
-      visit,
-      status: error.status,
-      headers: { ...changedBodyHeaders(headers), "content-type": "application/json" },
-      eventStream: false,
-      onePart,
-      kvFromPrefill,
-      held: Buffer.from(error.body),
-      rest: undefined,
-      discard,
-    };
+    const { status } = error;
+    const typed = { ...changedBodyHeaders(headers), "content-type": "application/json" };
+    return wholeAnswer(visit, { ...answer, status, headers: typed }, Buffer.from(error.body));
   }
 
-  if (status !== 200 && status < 400) throw badAnswer(role, url, `answered with status ${status}`);
   if (status === 200) {
     const [got, asked] = eventStream ? ["an", "none"] : ["no", "one"];
     if (eventStream !== (fields.stream === true))
       throw badAnswer(
-        role,
-        url,
+        instance,
         `answered 200 with ${got} event stream, where ${asked} was requested`,
       );
-    if (bytes.length === 0) throw badAnswer(role, url, "answered 200 with an empty body");
+    if (bytes.length === 0) throw badAnswer(instance, "answered 200 with an empty body");
     if (first !== undefined && isDone(first))
-      throw badAnswer(role, url, "answered 200 with a stream without choices");
-    if (!eventStream && complete) validateAnswer(endpoint, role, url, bytes, onePart);
+      throw badAnswer(instance, "answered 200 with a stream without choices");
+    if (!eventStream && complete) validateAnswer(endpoint, instance, bytes, onePart);
   }
-  return {
-    visit,
-    status,
-    headers,
-    eventStream,
-    onePart,
-    kvFromPrefill,
-    held: bytes,
-    rest: complete ? undefined : body,
-    discard,
-  };
+  const rest = complete ? undefined : body;
+  return { ...wholeAnswer(visit, answer, bytes), eventStream, onePart, kvFromPrefill, rest };
 }
 
 /**
- * @throws `KV_PROXY_UPSTREAM_FAILED` for a body that the proxy has to read and that has a coding,
- * although the leg accepts none.
+ * @throws `KV_PROXY_UPSTREAM_FAILED` for a content coding where the proxy must read the body: the
+ * leg accepts none.
  */
-export function requireReadable(
-  role: Role,
-  url: string,
-  { status, headers, discard }: UpstreamAnswer,
-): void {
+function requireReadable(instance: Instance, { status, headers }: UpstreamAnswer): void {
   const coding = String(headers["content-encoding"] ?? "");
   if (coding === "" || coding.toLowerCase() === "identity" || (status >= 400 && status < 500))
     return;
-  discard();
-  throw badAnswer(role, url, `answered in the content-encoding ${coding}, where none was accepted`);
+  throw badAnswer(instance, `answered in the content-encoding ${coding}, where none was accepted`);
 }
 
 export function isEventStream({ headers }: UpstreamAnswer): boolean {
@@ -139,9 +142,8 @@ export function isEventStream({ headers }: UpstreamAnswer): boolean {
 }
 
 /**
- * The next chunk of an answer; undefined at its end. The deadline aborts when none comes for
- * `stallMs`.
- * @throws The errors of the body.
+ * Returns undefined at the end. The deadline aborts after `stallMs` without a chunk.
+ * @throws The body's errors.
  */
 export async function readChunk(
   { rest, visit }: LegAnswer,
@@ -156,172 +158,140 @@ export async function readChunk(
   return value;
 }
 
-export function endedVisit(instance: Instance): Visit {
-  return { instance, succeeded() {}, abandoned() {}, failed() {} };
+/**
+ * Answers held together share `budget`.
+ * @throws The body's errors, `KV_PROXY_UPSTREAM_FAILED` where it is too long.
+ */
+export async function readWhole(
+  answer: LegAnswer,
+  deadline: Deadline,
+  stallMs: number,
+  budget: { leftBytes: number; readonly limit: string },
+): Promise<Buffer> {
+  const { instance } = answer.visit;
+  const chunks: Uint8Array[] = [];
+  let chunk: Uint8Array | undefined = answer.held;
+  while (chunk !== undefined) {
+    chunks.push(chunk);
+    budget.leftBytes -= chunk.byteLength;
+    if (budget.leftBytes < 0) throw tooLong(instance, budget.limit);
+    chunk = await readChunk(answer, deadline, stallMs);
+  }
+  return Buffer.concat(chunks);
 }
 
 /**
- * Checks a complete unstreamed answer with status 200. `onePart`: the request had one prompt and
- * one copy, so the answer must have one choice. A response of the Responses API may have an empty
- * output, a message no content.
+ * `onePart` requires exactly one choice. The Responses API's output and a message's content may be
+ * empty.
  * @throws `KV_PROXY_UPSTREAM_FAILED`.
  */
 function validateAnswer(
   endpoint: Endpoint,
-  role: Role,
-  url: string,
+  instance: Instance,
   bytes: Buffer,
   onePart: boolean,
 ): void {
-  let body: unknown;
-  try {
-    body = JSON.parse(bytes.toString("utf8"));
-  } catch (cause) {
-    throw badAnswer(
-      role,
-      url,
-      `answered 200 with a body that is not JSON (${bytes.length} bytes)`,
-      cause,
-    );
-  }
+  const body = parsedAnswer(instance, bytes);
   const named =
     endpoint === "/v1/responses" ? "output" : endpoint === "/v1/messages" ? "content" : undefined;
-  if (named === undefined) validateChoices(role, url, body, onePart);
+  if (named === undefined) validateChoices(instance, body, onePart);
   else if (!Array.isArray((body as Fields | null)?.[named]))
-    throw badAnswer(role, url, `answered 200 without ${named}`);
+    throw badAnswer(instance, `answered 200 without ${named}`);
 }
 
-export function validateChoices(role: Role, url: string, body: unknown, onePart: boolean): void {
+/** @throws `KV_PROXY_UPSTREAM_FAILED` for an answer that is not JSON. */
+export function parsedAnswer(instance: Instance, bytes: Buffer): unknown {
+  try {
+    return JSON.parse(bytes.toString("utf8"));
+  } catch (cause) {
+    const problem = `answered 200 with a body that is not JSON (${bytes.length} bytes)`;
+    throw badAnswer(instance, problem, cause);
+  }
+}
+
+export function validateChoices(instance: Instance, body: unknown, onePart: boolean): void {
   const { choices } = (body ?? {}) as { choices?: unknown };
   if (!Array.isArray(choices) || choices.length === 0)
-    throw badAnswer(role, url, "answered 200 without choices");
+    throw badAnswer(instance, "answered 200 without choices");
   if (!choices.every(isObject))
-    throw badAnswer(role, url, "answered 200 with a choice that is not an object");
+    throw badAnswer(instance, "answered 200 with a choice that is not an object");
   if (onePart && choices.length > 1)
     throw badAnswer(
-      role,
-      url,
+      instance,
       `answered 200 with ${choices.length} choices where one was requested`,
     );
   const [first] = choices as readonly Fields[];
   if (onePart && (first?.index ?? 0) !== 0)
-    throw badAnswer(role, url, "answered 200 with a choice with another index than 0");
+    throw badAnswer(instance, "answered 200 with a choice with another index than 0");
 }
 
 export type PrefillOutcome = PrefilledKv | PrefillWithoutKv | PrefillError;
 
-/** The prompt is computed, and a decode worker can get its KV. */
+/** P computed the prompt, and D can get its KV. */
 export interface PrefilledKv {
   readonly kind: "kv";
+  readonly status: 200;
   readonly instance: Instance;
-  /** JSON text of the parameters by which a decode worker finds the KV. */
+  /** JSON text of the parameters that locate the KV. */
   readonly kvTransferParams: string;
   readonly fields: Fields;
-  /** When the answer was there, on the proxy's clock. The lease of the blocks began before. */
+  /** On the proxy's clock. The blocks' lease began before. */
   readonly atMs: number;
 }
 
-/** The prompt is computed, but the worker keeps no KV for a decode worker. */
+/** P computed the prompt but keeps no KV for D. */
 export interface PrefillWithoutKv {
   readonly kind: "no-kv";
+  readonly status: 200;
   readonly instance: Instance;
 }
 
-/** The worker answered with an error, which is for the client. */
+/** P's error, which the client gets. */
 export interface PrefillError {
   readonly kind: "error";
+  readonly status: number;
   readonly instance: Instance;
   readonly answer: LegAnswer;
 }
 
-/**
- * Reads a prefill worker's complete answer.
- * @throws `KV_PROXY_UPSTREAM_FAILED` for an answer that no decode worker could use.
- */
+/** @throws `KV_PROXY_UPSTREAM_FAILED` for an answer that no D could use. */
 export function readPrefillAnswer(
-  instance: Instance,
+  visit: Visit,
   answer: UpstreamAnswer,
   body: Buffer,
   atMs: number,
 ): PrefillOutcome {
-  const { url } = instance;
-  const { status, headers, discard } = answer;
-  if (status >= 400) {
-    const read = {
-      visit: endedVisit(instance),
-      status,
-      headers,
-      eventStream: false,
-      onePart: true,
-      kvFromPrefill: false,
-      held: body,
-      rest: undefined,
-      discard,
-    };
-    return { kind: "error", instance, answer: read };
-  }
+  const { instance } = visit;
+  const { status } = answer;
+  requireReadable(instance, answer);
+  requireStatus(instance, status);
   if (status !== 200)
-    throw badAnswer(
-      "prefill",
-      url,
-      `answered with status ${status}, which the proxy does not follow`,
-    );
+    return { kind: "error", status, instance, answer: wholeAnswer(visit, answer, body) };
   const text = body.toString("utf8");
-  const fields = parseObject(url, text, body.length);
+  const fields = parsedAnswer(instance, body);
+  if (!isObject(fields)) throw badAnswer(instance, "answered 200 with JSON that is not an object");
   const { kv_transfer_params: params } = fields;
-  // With any other value than `true`, a decode worker would compute the prompt itself without an
-  // error.
+  // With any value but `true`, D would silently compute the prompt itself.
   const hasKv = isObject(params) && params.do_remote_prefill === true;
   const kvTransferParams = hasKv ? rawMember(text, "kv_transfer_params") : undefined;
-  if (kvTransferParams === undefined) return { kind: "no-kv", instance };
+  if (kvTransferParams === undefined) return { kind: "no-kv", status, instance };
   const problem = checkRemotePrefillParams(params as Fields);
   if (problem !== undefined)
     throw badAnswer(
-      "prefill",
-      url,
+      instance,
       `answered kv_transfer_params that no decode worker could use: ${problem.message}`,
     );
-  return { kind: "kv", instance, kvTransferParams, fields, atMs };
+  return { kind: "kv", status, instance, kvTransferParams, fields, atMs };
 }
 
-/**
- * A decode worker's answer, with the prefill worker's where the client is to get log probabilities
- * of the prompt.
- */
-export function withPromptAnswer(
-  answer: LegAnswer,
-  { promptFields }: GenerationRequest,
-  { fields }: PrefilledKv,
-): LegAnswer {
-  return promptFields === "none" || answer.status !== 200
-    ? answer
-    : { ...answer, promptAnswer: fields };
-}
-
-function parseObject(url: string, text: string, lengthBytes: number): Fields {
-  let fields: unknown;
-  try {
-    fields = JSON.parse(text);
-  } catch (cause) {
-    const problem = `answered 200 with a body that is not JSON (${lengthBytes} bytes)`;
-    throw badAnswer("prefill", url, problem, cause);
-  }
-  if (!isObject(fields))
-    throw badAnswer("prefill", url, "answered 200 with JSON that is not an object");
-  return fields;
-}
-
-/**
- * Longer answers leave in pieces of this length, so that a client that reads slowly is told from
- * one that does not read.
- */
+/** Longer answers leave in pieces, so that a slow reader is told from one that does not read. */
 const PIECE_BYTES = 256 * 1024;
-/** Up to this length Node writes a string together with the headers, without a copy on the heap. */
+/** Node writes shorter strings together with the headers, without a copy. */
 const SINGLE_WRITE_BYTES = 8 * 1024;
 
 /**
- * Resolves when the client has read what was written. The deadline aborts when it reads nothing for
- * `stallMs`; rejects with the reason.
+ * Resolves when the client has read everything. After `stallMs` without a read the deadline aborts,
+ * and the promise rejects with its reason.
  */
 export function drained(
   response: ServerResponse,
@@ -343,79 +313,43 @@ export function drained(
   });
 }
 
+export type PassingSettings = Pick<ProxySettings, "timeouts" | "exposeInstances">;
+
+type PassingFilter = Pick<AnswerFilter, "push" | "end" | "leftOut" | "problem" | "failed">;
+
+const NOTHING = Buffer.alloc(0);
+const RAW: PassingFilter = {
+  push: async (chunk) => asBuffer(chunk),
+  end: async () => NOTHING,
+  leftOut: [],
+  problem: undefined,
+  failed: false,
+};
+
 /**
- * Writes one instance's answer to the client, no faster than the client reads, and ends the visit.
- * Returns the failure that the instance reported in its stream: the client has received it, and the
- * request counts as failed.
+ * Writes an answer no faster than the client reads, and ends the visit. Without `filter` the bytes
+ * stay unchanged. Returns a failure that the instance reported in its stream, which the client has
+ * received.
  * @throws `KV_PROXY_UPSTREAM_FAILED`, the deadline's reason.
  */
 export async function streamResponse(
   client: AnswerTarget,
-  answer: LegAnswer,
-  stallMs: number,
+  given: LegAnswer,
+  { timeouts, exposeInstances }: PassingSettings,
+  filter: PassingFilter = RAW,
 ): Promise<KvError | undefined> {
-  const { response, deadline, requestId, record } = client;
-  const { visit, rest, eventStream, held } = answer;
-  const { role, url } = visit.instance;
-  const filter = new AnswerFilter(client.request.endpoint, answer);
-  let lengthBytes = 0;
-
-  async function write(chunk: Uint8Array): Promise<void> {
-    lengthBytes += chunk.byteLength;
-    if (chunk.byteLength > 0 && !response.write(chunk)) await drained(response, deadline, stallMs);
-  }
-  function requireNoProblem(): void {
-    if (filter.problem !== undefined) throw badAnswer(role, url, filter.problem);
-  }
-  async function end(bytes: Buffer): Promise<void> {
-    let at = 0;
-    for (; bytes.length - at > PIECE_BYTES; at += PIECE_BYTES) {
-      if (!response.write(bytes.subarray(at, at + PIECE_BYTES)))
-        await drained(response, deadline, stallMs);
-    }
-    response.end(bytes.subarray(at));
-  }
-
+  const { deadline } = client;
+  const answer = exposeInstances ? given : hideAddresses(given);
+  const { visit, status } = answer;
+  const { instance } = visit;
   try {
-    const headers = answerHeaders(answer.headers, requestId);
-    record.status = answer.status;
-    let passing = await filter.push(held);
-    if (filter.leftOut.length > 0) headers[LEFT_OUT_HEADER] = filter.leftOut.join(", ");
-    if (rest === undefined) {
-      const last = await filter.end();
-      if (last.length > 0) passing = Buffer.concat([passing, last]);
-      // Nothing has left yet, so a problem can still be answered with an error status.
-      requireNoProblem();
-      lengthBytes = passing.length;
-      headers["content-length"] = passing.length;
-      response.writeHead(answer.status, headers);
-      // Latin-1 maps each byte to one character.
-      if (passing.length <= SINGLE_WRITE_BYTES) response.end(passing.toString("latin1"), "latin1");
-      else await end(passing);
-    } else {
-      // A stream may end with an error event that the instance has not counted, and members are
-      // hidden as they pass.
-      delete headers["content-length"];
-      response.writeHead(answer.status, headers);
-      client.eventStreamStarted = eventStream;
-      await write(passing);
-      requireNoProblem();
-      let chunk = await readChunk(answer, deadline, stallMs);
-      while (chunk !== undefined) {
-        await write(await filter.push(chunk));
-        requireNoProblem();
-        chunk = await readChunk(answer, deadline, stallMs);
-      }
-      await write(await filter.end());
-      requireNoProblem();
-      response.end();
-    }
+    await passOn(client, answer, timeouts.stallMs, filter);
     const reported = filter.failed
-      ? badAnswer(role, url, "reported a failure in the middle of its stream")
+      ? badAnswer(instance, "reported a failure in the middle of its stream")
       : undefined;
     if (reported !== undefined) visit.failed(reported);
-    else if (answer.status >= 500)
-      visit.failed(badAnswer(role, url, `answered with status ${answer.status}`));
+    // Earlier tries decided who is to blame.
+    else if (status >= 500 || faultOfStatus(status) === "refused") visit.abandoned();
     else visit.succeeded();
     return reported;
   } catch (thrown) {
@@ -428,14 +362,78 @@ export async function streamResponse(
     if (deadline.aborted) visit.abandoned();
     else visit.failed(error);
     throw error;
-  } finally {
-    record.answerLengthBytes = lengthBytes;
   }
 }
 
 /**
- * How many tokens of the prompt P had cached by its answer, from where D takes it in pull, or from
- * P's usage; undefined where P does not say so.
+ * Removes instance addresses from server failures. A client's error may repeat its own URL, so it
+ * stays unchanged.
+ */
+function hideAddresses(answer: LegAnswer): LegAnswer {
+  if (answer.status < 500 || answer.rest !== undefined) return answer;
+  const given = answer.held.toString();
+  const held = withoutAddresses(given);
+  if (held === given) return answer;
+  return { ...answer, headers: changedBodyHeaders(answer.headers), held: Buffer.from(held) };
+}
+
+async function passOn(
+  client: AnswerTarget,
+  answer: LegAnswer,
+  stallMs: number,
+  filter: PassingFilter,
+): Promise<void> {
+  const { response, deadline, requestId, record } = client;
+  const { rest, visit, status, held } = answer;
+  const headers = answerHeaders(answer.headers, requestId);
+  record.status = status;
+  record.answerLengthBytes = 0;
+  const write = async (bytes: Buffer) => {
+    record.answerLengthBytes = (record.answerLengthBytes ?? 0) + bytes.length;
+    if (bytes.length > 0 && !response.write(bytes)) await drained(response, deadline, stallMs);
+  };
+  const requireNoProblem = () => {
+    const { instance } = visit;
+    if (filter.problem !== undefined) throw badAnswer(instance, filter.problem);
+  };
+
+  let passing = await filter.push(held);
+  if (filter.leftOut.length > 0) headers[LEFT_OUT_HEADER] = filter.leftOut.join(", ");
+  if (rest === undefined) {
+    const last = await filter.end();
+    // Nothing has left yet, so an error status is still possible.
+    requireNoProblem();
+    if (last.length > 0) passing = Buffer.concat([passing, last]);
+    headers["content-length"] = passing.length;
+    response.writeHead(status, headers);
+    while (passing.length > PIECE_BYTES) {
+      await write(passing.subarray(0, PIECE_BYTES));
+      passing = passing.subarray(PIECE_BYTES);
+    }
+    record.answerLengthBytes += passing.length;
+    // Latin-1 maps each byte to one character.
+    if (passing.length <= SINGLE_WRITE_BYTES) response.end(passing.toString("latin1"), "latin1");
+    else response.end(passing);
+    return;
+  }
+  // The instance's length counts neither hidden members nor a final error event.
+  if (filter !== RAW) delete headers["content-length"];
+  response.writeHead(status, headers);
+  client.eventStreamStarted = answer.eventStream;
+  await write(passing);
+  requireNoProblem();
+  for (;;) {
+    const chunk = await readChunk(answer, deadline, stallMs);
+    await write(chunk === undefined ? await filter.end() : await filter.push(chunk));
+    requireNoProblem();
+    if (chunk === undefined) break;
+  }
+  response.end();
+}
+
+/**
+ * P's cached tokens: from the KV parameters, where D reads them in pull, else from P's usage.
+ * Undefined where P does not say.
  */
 export function cachedTokensOf(prefillAnswer: Fields): number | undefined {
   const { kv_transfer_params: params, usage } = prefillAnswer;
@@ -445,43 +443,4 @@ export function cachedTokensOf(prefillAnswer: Fields): number | undefined {
   return isObject(details) && typeof details.cached_tokens === "number"
     ? details.cached_tokens
     : undefined;
-}
-
-/** What a decode leg has shown of the KV that a prefill worker holds for it. */
-export class KvUse {
-  #state: "unseen" | "unsure" | "taken" = "unseen";
-
-  /**
-   * An instance may have the parameters. It frees the blocks itself when its connection ends: a
-   * release could free them while it reads.
-   */
-  readonly sent = (): void => {
-    this.#state = "taken";
-  };
-
-  /**
-   * An instance has answered, and not with a generation. A status below 500 and 501 come from its
-   * HTTP layer, or from a gateway before it.
-   */
-  refused(status: number): void {
-    this.#state = (status !== 200 && status < 500) || status === 501 ? "unseen" : "unsure";
-  }
-
-  /**
-   * The answer with this status could not be read. A 200 that breaks off, or is aborted, may be a
-   * generation.
-   */
-  failed(status: number, error: unknown): void {
-    if (status !== 200 || isBadAnswer(error)) this.refused(status);
-  }
-
-  /** Whether an instance has taken the KV, or frees the blocks itself. */
-  get isTaken(): boolean {
-    return this.#state === "taken";
-  }
-
-  /** Whether no engine has seen the parameters. */
-  get isUnseen(): boolean {
-    return this.#state === "unseen";
-  }
 }

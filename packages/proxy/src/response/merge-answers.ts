@@ -6,32 +6,35 @@ import {
 } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
-import { badAnswer } from "../upstream/upstream-errors.js";
-import { hideMembers } from "./answer-members.js";
-import { type AnsweredPart, mergedId, PartFailure, readAllParts } from "./answered-parts.js";
-import { withCachedTokens } from "./cached-tokens.js";
-import { type AnswerTarget, readChunk, validateChoices } from "./leg-answer.js";
-import { mergePromptLogprobs } from "./merge-prompt-logprobs.js";
-import { mergeStreams } from "./merge-streams.js";
-import { sumUsage, type Usage } from "./sum-usage.js";
-
-type Fields = Record<string, unknown>;
+import { withCachedTokens } from "./answer-filter.js";
+import { type Fields, hideMembers } from "./answer-members.js";
+import {
+  type AnsweredPart,
+  mergedId,
+  PartFailure,
+  readAllParts,
+  sumUsage,
+  type Usage,
+} from "./answered-parts.js";
+import { type AnswerTarget, parsedAnswer, readWhole, validateChoices } from "./leg-answer.js";
+import { StreamMerge } from "./merge-streams.js";
 
 /**
- * Merges the answers of a request's parts into one, writes it to the client, and ends the parts'
- * visits. Where the answer of one part fails, only its instance counts a failure.
+ * Merges all parts' answers into one for the client, and ends their visits. Only the instance of a
+ * failed part counts a failure.
  * @throws `KV_PROXY_UPSTREAM_FAILED`, the deadline's reason.
  */
 export async function mergeAnswers(
   { settings, fleet }: { readonly settings: ProxySettings; readonly fleet: Fleet },
   client: AnswerTarget,
   parts: readonly AnsweredPart[],
-): Promise<void> {
+): Promise<undefined> {
   try {
     if (parts.every(({ answer }) => answer.eventStream))
-      await mergeStreams(settings, client, parts, fleet.parses);
+      await new StreamMerge(settings, client, parts, fleet.parses).run();
     else await mergeJson(settings, client, parts);
     for (const { answer } of parts) answer.visit.succeeded();
+    return undefined;
   } catch (thrown) {
     const [failedPart, cause] =
       thrown instanceof PartFailure ? [thrown.part, thrown.error] : [undefined, thrown];
@@ -51,8 +54,7 @@ export async function mergeAnswers(
 }
 
 /**
- * One JSON answer: the choices in the order of prompts and copies, the usage summed, and all other
- * members from the first answer.
+ * Choices in the order of prompts and copies, usage summed, other members from the first answer.
  */
 async function mergeJson(
   { limits, timeouts }: Pick<ProxySettings, "limits" | "timeouts">,
@@ -60,7 +62,11 @@ async function mergeJson(
   parts: readonly AnsweredPart[],
 ): Promise<void> {
   const { response, requestId, record } = client;
-  const budget = { leftBytes: limits.mergedAnswerLengthBytes, leftOut: new Set<string>() };
+  const budget: AnswerBudget = {
+    leftBytes: limits.mergedAnswerLengthBytes,
+    limit: "limits.mergedAnswerLengthBytes",
+    leftOut: new Set(),
+  };
   const bodies = await readAllParts(parts, (part) =>
     readJsonAnswer(part, budget, timeouts.stallMs),
   );
@@ -71,9 +77,13 @@ async function mergeJson(
   const usages = bodies.flatMap(({ usage }, at) =>
     usage == null ? [] : [{ usage: usage as Usage, copy: parts[at]?.copy ?? 0 }],
   );
-  const merged: Fields = { ...first, id: mergedId(first?.id, parts[0], requestId), choices };
+  const merged: Record<string, unknown> = {
+    ...first,
+    id: mergedId(first?.id, parts[0], requestId),
+    choices,
+  };
   if (usages.length > 0) merged.usage = sumUsage(usages);
-  // They describe one part only.
+  // The metrics describe one part only.
   if (parts.length > 1 && "metrics" in merged) merged.metrics = null;
   const text = Buffer.from(JSON.stringify(merged));
   const headers = answerHeaders(changedBodyHeaders(parts[0]?.answer.headers ?? {}), requestId);
@@ -85,35 +95,26 @@ async function mergeJson(
   response.end(text);
 }
 
+interface AnswerBudget {
+  leftBytes: number;
+  readonly limit: string;
+  readonly leftOut: Set<string>;
+}
+
 async function readJsonAnswer(
   part: AnsweredPart,
-  budget: { leftBytes: number; readonly leftOut: Set<string> },
+  budget: AnswerBudget,
   stallMs: number,
 ): Promise<Fields> {
   const { answer, deadline } = part;
-  const { url } = answer.visit.instance;
-  const chunks: Uint8Array[] = [answer.held];
-  budget.leftBytes -= answer.held.length;
-  for (;;) {
-    if (budget.leftBytes < 0)
-      throw badAnswer("decode", url, "answered with more than limits.mergedAnswerLengthBytes");
-    const chunk = await readChunk(answer, deadline, stallMs);
-    if (chunk === undefined) break;
-    chunks.push(chunk);
-    budget.leftBytes -= chunk.byteLength;
-  }
-  let fields: Fields;
-  try {
-    fields = JSON.parse(Buffer.concat(chunks).toString("utf8")) as Fields;
-  } catch (cause) {
-    throw badAnswer("decode", url, "answered 200 with a body that is not JSON", cause);
-  }
-  validateChoices("decode", url, fields, true);
+  const { instance } = answer.visit;
+  const bytes = await readWhole(answer, deadline, stallMs, budget);
+  let fields = parsedAnswer(instance, bytes) as Fields;
+  validateChoices(instance, fields, true);
   if (answer.cachedTokens !== undefined && fields.usage != null)
     fields = {
       ...fields,
       usage: withCachedTokens(fields.usage as Usage, await answer.cachedTokens()),
     };
-  fields = hideMembers(fields, answer.kvFromPrefill, budget.leftOut);
-  return mergePromptLogprobs(part.request, fields, answer.promptAnswer);
+  return hideMembers(fields, answer.kvFromPrefill, budget.leftOut);
 }

@@ -1,53 +1,43 @@
+import type { Instance } from "@kv/fleet";
 import { answerHeaders, changedBodyHeaders } from "@kv/fleet/front-end";
 import { EventFrames, isDone, type StreamEvent } from "@kv/http";
 import type { YieldingQueue } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
-import { hideMembers } from "./answer-members.js";
-import { type AnsweredPart, mergedId, readAllParts } from "./answered-parts.js";
-import { withCachedTokens } from "./cached-tokens.js";
+import { isObject, withCachedTokens } from "./answer-filter.js";
+import { type Fields, hideMembers } from "./answer-members.js";
+import {
+  type AnsweredPart,
+  mergedId,
+  readAllParts,
+  sumUsage,
+  type Usage,
+} from "./answered-parts.js";
 import { type AnswerTarget, drained, readChunk } from "./leg-answer.js";
-import { promptLogprobsMerger } from "./merge-prompt-logprobs.js";
-import { isObject } from "./stream-rules.js";
-import { sumUsage, type Usage } from "./sum-usage.js";
 
-type Fields = Record<string, unknown>;
 type Settings = Pick<ProxySettings, "limits" | "timeouts">;
 
-/** How far the stream of a part has come. */
 interface PartState {
   readonly part: AnsweredPart;
-  /** Of its choice in the merged stream. */
   readonly index: number;
-  readonly mergeLogprobs: (chunk: Fields) => Fields;
   isDone: boolean;
   hasChoice: boolean;
 }
 
 /**
- * Merges the event streams of a request's parts into one, as events come, with one usage event and
- * one `[DONE]`. What has come before the merge passes in `turns` with other work: that may be the
- * whole streams of hundreds of parts.
+ * Merges streams as events come, with one usage event and one `[DONE]`. Earlier events pass in
+ * `turns` with other work: hundreds of parts may have ended.
  */
-export function mergeStreams(
-  settings: Settings,
-  client: AnswerTarget,
-  parts: readonly AnsweredPart[],
-  turns: YieldingQueue,
-): Promise<void> {
-  return new StreamMerge(settings, client, parts, turns).run();
-}
-
-class StreamMerge {
+export class StreamMerge {
   readonly #settings: Settings;
   readonly #client: AnswerTarget;
   readonly #parts: readonly AnsweredPart[];
   readonly #turns: YieldingQueue;
   readonly #usages: { usage: Usage; copy: number; chunk: Fields }[] = [];
-  /** `id` and `created` of all events. */
-  #identity: Fields | undefined = undefined;
+  /** All merged events have this `id` and `created`. */
+  #identity: Fields | undefined;
   #lengthBytes = 0;
-  #draining: Promise<void> | undefined = undefined;
+  #draining: Promise<void> | undefined;
 
   constructor(
     settings: Settings,
@@ -74,43 +64,41 @@ class StreamMerge {
     }
   }
 
-  /** Passes the events of one part, with `index` as the index of their choice. */
   async #passPart(part: AnsweredPart, index: number): Promise<void> {
     const { limits, timeouts } = this.#settings;
     const { answer } = part;
-    const { url } = answer.visit.instance;
+    const { instance } = answer.visit;
     const events = new EventFrames("utf8", limits.eventLengthBytes);
-    const state: PartState = {
-      part,
-      index,
-      isDone: false,
-      hasChoice: false,
-      mergeLogprobs: promptLogprobsMerger(part.request, answer.promptAnswer),
-    };
+    const state: PartState = { part, index, isDone: false, hasChoice: false };
     await this.#turns.turn();
     let chunk: Uint8Array | undefined = answer.held;
     while (chunk !== undefined) {
       for (const event of events.push(chunk)) await this.#passEvent(state, event);
-      if (events.problem !== undefined) throw badAnswer("decode", url, events.problem);
+      if (events.problem !== undefined) throw badAnswer(instance, events.problem);
       chunk = await readChunk(answer, part.deadline, timeouts.stallMs);
     }
     for (const event of events.end()) await this.#passEvent(state, event);
-    if (!state.isDone) throw badAnswer("decode", url, "ended its stream without [DONE]");
-    if (!state.hasChoice) throw badAnswer("decode", url, "ended its stream without a choice");
+    if (!state.isDone) throw badAnswer(instance, "ended its stream without [DONE]");
+    if (!state.hasChoice) throw badAnswer(instance, "ended its stream without a choice");
   }
 
   async #passEvent(state: PartState, event: StreamEvent): Promise<void> {
     const { data } = event;
     if (data === "") return;
     const { part, index } = state;
-    const { url } = part.answer.visit.instance;
-    if (state.isDone)
-      throw badAnswer("decode", url, "sent more after the last event of its stream");
+    const { instance } = part.answer.visit;
+    if (state.isDone) throw badAnswer(instance, "sent more after the last event of its stream");
     if (isDone(event)) {
       state.isDone = true;
       return;
     }
-    const chunk = parseChunk(url, data);
+    const chunk = parseChunk(instance, data);
+    if (chunk.error !== undefined) {
+      this.#begin();
+      this.#client.lastEvent = `data: ${JSON.stringify(hideMembers(chunk, false))}\n\n`;
+      // The instance's message may repeat the prompt, and this one is logged.
+      throw badAnswer(instance, "reported a failure in the middle of its stream");
+    }
     this.#identity ??= {
       id: mergedId(chunk.id, part, this.#client.requestId),
       created: chunk.created,
@@ -125,11 +113,11 @@ class StreamMerge {
       return;
     }
     if (Array.isArray(choices)) {
-      validateStreamedChoices(url, choices);
+      validateStreamedChoices(instance, choices);
       state.hasChoice ||= choices.length > 0;
     }
-    // An event has no member that is left out.
-    const merged = state.mergeLogprobs(hideMembers(chunk, false));
+    // Events have no member that is left out.
+    const merged = hideMembers(chunk, false);
     const own = Array.isArray(merged.choices)
       ? (merged.choices as Fields[]).map((choice) => ({ ...choice, index }))
       : merged.choices;
@@ -141,22 +129,24 @@ class StreamMerge {
   }
 
   async #write(text: string): Promise<void> {
-    const { response, record } = this.#client;
-    // The head leaves with the first event: until then a failure can be answered with an error
-    // status.
-    if (!response.headersSent) {
-      const headers = changedBodyHeaders(this.#parts[0]?.answer.headers ?? {});
-      response.writeHead(200, answerHeaders(headers, this.#client.requestId));
-      record.status = 200;
-      this.#client.eventStreamStarted = true;
-    }
+    const { response } = this.#client;
+    this.#begin();
     this.#lengthBytes += Buffer.byteLength(text);
     if (response.write(text)) return;
     this.#draining ??= this.#drained();
     await this.#draining;
   }
 
-  /** Resolves when the client has read what was written. Rejects with the deadline's reason. */
+  /** Waits for the first event, so that an earlier failure can set an error status. */
+  #begin(): void {
+    const { response, record, requestId } = this.#client;
+    if (response.headersSent) return;
+    const headers = changedBodyHeaders(this.#parts[0]?.answer.headers ?? {});
+    response.writeHead(200, answerHeaders(headers, requestId));
+    record.status = 200;
+    this.#client.eventStreamStarted = true;
+  }
+
   #drained(): Promise<void> {
     const { response, deadline } = this.#client;
     return drained(response, deadline, this.#settings.timeouts.stallMs).finally(() => {
@@ -165,26 +155,17 @@ class StreamMerge {
   }
 }
 
-function parseChunk(url: string, data: string): Fields {
-  let chunk: Fields;
+function parseChunk(instance: Instance, data: string): Fields {
   try {
-    chunk = JSON.parse(data) as Fields;
+    return JSON.parse(data) as Fields;
   } catch (cause) {
-    throw badAnswer("decode", url, "sent an event that is not JSON", cause);
+    throw badAnswer(instance, "sent an event that is not JSON", cause);
   }
-  if (chunk.error !== undefined) {
-    // Its message may repeat the prompt, and this one is logged.
-    throw badAnswer("decode", url, "reported a failure in the middle of its stream");
-  }
-  return chunk;
 }
 
-/**
- * Checks the choices of one event of a part's stream, which may have none.
- * @throws `KV_PROXY_UPSTREAM_FAILED`.
- */
-function validateStreamedChoices(url: string, choices: readonly unknown[]): void {
+/** @throws `KV_PROXY_UPSTREAM_FAILED`. */
+function validateStreamedChoices(instance: Instance, choices: readonly unknown[]): void {
   const other = choices.find((choice) => !isObject(choice) || (choice.index ?? 0) !== 0);
   if (other !== undefined || choices.length > 1)
-    throw badAnswer("decode", url, "streamed more than the one choice that was requested");
+    throw badAnswer(instance, "streamed more than the one choice that was requested");
 }

@@ -1,6 +1,6 @@
 import { EventFrames } from "@kv/http";
 import { expect, test } from "vitest";
-import { FirstEvent, streamedError } from "./stream-rules.js";
+import { FirstEvent, streamedError } from "./answer-filter.js";
 
 const ERROR = '{"error": {"message": "é", "code": 500}}';
 

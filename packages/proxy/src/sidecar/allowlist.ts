@@ -1,21 +1,19 @@
 import { BlockList, isIP, isIPv4, isIPv6 } from "node:net";
 import { KvError } from "@kv/interface";
 
-/** One entry of an allowlist, parsed. */
 interface Rule {
-  /** Undefined: every port. */
+  /** Undefined allows every port. */
   readonly port: number | undefined;
-  /** `host` is in lower case, of an IPv6 address without brackets. */
+  /** `host` is in lower case, without brackets. */
   matches(host: string): boolean;
 }
 
 const NAME = /^(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?$/;
 
 /**
- * Which hosts and ports a sidecar may send requests to. Entries are IP addresses, blocks of
- * addresses (`10.0.0.0/8`, `fd00::/8`), host names, `*.SUFFIX` for the names below a domain, or
- * `*`; each with `:PORT` after it for one port only, an IPv6 address then in brackets. Names are
- * compared as they are written in a request: a name does not match a block that it resolves into.
+ * Hosts and ports that a sidecar may call: IP addresses, blocks (`10.0.0.0/8`, `fd00::/8`), host
+ * names, `*.SUFFIX` or `*`. `:PORT` allows one port; an IPv6 address then needs brackets. Names are
+ * compared as text: a name never matches the block it resolves into.
  */
 export class Allowlist {
   readonly #rules: readonly Rule[];
@@ -25,7 +23,6 @@ export class Allowlist {
     this.#rules = entries.map(parseRule);
   }
 
-  /** `url` is the base URL of an instance. */
   allows(url: string): boolean {
     const { hostname, port, protocol } = new URL(url);
     const host = hostname.replace(/^\[|\]$/g, "").toLowerCase();

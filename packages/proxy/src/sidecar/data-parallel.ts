@@ -2,20 +2,26 @@ import { parseInstanceSpec } from "@kv/fleet";
 import { KvError } from "@kv/interface";
 import type { ProxySettingsInput } from "../config/settings.js";
 
-/** Where a sidecar listens, and its settings. */
 export interface SidecarOfRank {
   readonly port: number;
   readonly settings: ProxySettingsInput;
 }
 
 /**
- * The sidecar of a data-parallel rank: its port, the HTTP port and the side channel of its decode
- * instance, and its admin port, each by `rank` above those of rank 0; port 0, which takes a free
- * one, stays.
+ * Adds `rank` to rank 0's ports: own port, admin port, and D's HTTP and side-channel ports. Port 0
+ * (a free port) stays.
  * @throws `KV_CONFIG_INVALID` for a port above 65535, or a decode instance that is already one
  * rank.
  */
-export function sidecarOfRank({ port, settings }: SidecarOfRank, rank: number): SidecarOfRank {
+export function sidecarOfRank(
+  { port, settings: ofAll }: SidecarOfRank,
+  rank: number,
+  count: number,
+): SidecarOfRank {
+  const isOneOfMany = count > 1 && port !== 0;
+  const settings = isOneOfMany
+    ? { ...ofAll, sidecar: { ...ofAll.sidecar, ranks: { firstPort: port, count } } }
+    : ofAll;
   const [decoder] = settings.decoders ?? [];
   if (rank === 0 || decoder === undefined) return { port, settings };
   const { url, kv, dataParallelRank, ...spec } = parseInstanceSpec(decoder);
@@ -31,20 +37,13 @@ export function sidecarOfRank({ port, settings }: SidecarOfRank, rank: number): 
   const decodePort = of.port === "" ? (of.protocol === "https:" ? 443 : 80) : Number(of.port);
   of.port = `${above(decodePort, rank)}`;
   const { admin } = settings;
+  const side = kv?.port === undefined ? kv : { ...kv, port: above(kv.port, rank) };
   return {
     port: above(port, rank),
     settings: {
       ...settings,
-      decoders: [
-        {
-          ...spec,
-          url: of.origin,
-          ...(kv === undefined
-            ? {}
-            : { kv: { ...kv, ...(kv.port === undefined ? {} : { port: above(kv.port, rank) }) } }),
-        },
-      ],
-      ...(admin === undefined ? {} : { admin: { ...admin, port: above(admin.port, rank) } }),
+      decoders: [{ ...spec, url: of.origin, kv: side }],
+      admin: admin && { ...admin, port: above(admin.port, rank) },
     },
   };
 }

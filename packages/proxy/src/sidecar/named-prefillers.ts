@@ -1,80 +1,81 @@
 import type { IncomingHttpHeaders } from "node:http";
+import type { Socket } from "node:net";
 import {
   type Discovery,
-  type InstanceKv,
   type InstancePool,
   type InstanceSpec,
   instanceName,
   type PooledInstance,
   parseInstanceSpec,
 } from "@kv/fleet";
-import { PREFILLER_HEADER } from "@kv/fleet/front-end";
+import { KV_SOURCE_HEADER, PREFILLER_HEADER, remoteKvSource } from "@kv/fleet/front-end";
 import { shortened } from "@kv/http";
-import { type Clock, KvError, type Log } from "@kv/interface";
+import { type Clock, KvError, type Log, type Random } from "@kv/interface";
+import type { ProxySettings } from "../config/settings.js";
 import { Allowlist } from "./allowlist.js";
 
-/** More instances in one header are refused. */
 export const MAX_NAMED = 16;
-/** How long a prefill instance that no request names is remembered. */
 const REMEMBERED_MS = 600_000;
-/** More are not remembered. Each has a side channel that is read, and counts. */
+/** Each remembered instance costs side-channel reads and metrics. */
 const MAX_REMEMBERED = 1024;
 
 const HOST_PORT = /^(\[[0-9a-f:.]+\]|[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?):[0-9]{1,5}(@[0-9]{1,5})?$/i;
 
-/** What `NamedPrefillers` gets. */
+interface KvSourceContext {
+  readonly requestId: string;
+  readonly prefillers: readonly PooledInstance[] | undefined;
+  /** Requests name this instance by the socket's local address. */
+  readonly socket: Pick<Socket, "localAddress" | "localPort">;
+}
+
 export interface NamedPrefillersOptions {
-  /** Named instances are added to it. */
   readonly pool: InstancePool;
-  /** Entries of an `Allowlist`. */
-  readonly allow: readonly string[];
-  /** Its prefill instances are allowed too, with what it knows of them. */
+  readonly settings: NonNullable<ProxySettings["sidecar"]>;
   readonly discovery: Discovery | undefined;
-  /** Whether prefill instances are reached by HTTPS. */
-  readonly tls: boolean;
-  /** Of the engines of all prefill instances that no discovery describes. */
-  readonly kv: InstanceKv | undefined;
   readonly clock: Clock;
+  readonly random: Random;
   readonly log: Log;
 }
 
 /**
- * The prefill instances that requests name in a header. The header decides where this process sends
- * requests, so each instance must be on the allowlist or be found by the discovery. Instances are
- * added to the pool when they are named first, and removed when no request has named them for ten
- * minutes.
+ * Prefill instances that request headers name. Headers decide where this process sends requests, so
+ * each instance must be on the allowlist or discovered. The pool forgets an instance ten minutes
+ * after its last naming.
  */
 export class NamedPrefillers {
   readonly #options: NamedPrefillersOptions;
   readonly #allowlist: Allowlist;
-  /** The prefill instances of the discovery, by name. */
   #found: ReadonlyMap<string, InstanceSpec> = new Map();
+  #foundHosts: ReadonlySet<string> = new Set();
   readonly #watch: { close(): void } | undefined;
-  /** When each was named last, the earliest first. */
+  /** Warned once about a header that is never read. */
+  #hasWarned = false;
+  /** When each was named last, earliest first. */
   readonly #namedAtMs = new Map<PooledInstance, number>();
 
   /** @throws `KV_CONFIG_INVALID` for an entry of the allowlist that cannot be read. */
   constructor(options: NamedPrefillersOptions) {
-    const { allow, discovery, tls, log } = options;
+    const { settings, discovery, log } = options;
     this.#options = options;
-    this.#allowlist = new Allowlist(allow);
+    this.#allowlist = new Allowlist(settings.allow);
     this.#watch = discovery?.watch(
-      ({ prefillers }) => {
-        const specs = tls ? prefillers.map(withTls) : prefillers;
+      ({ prefillers, decoders }) => {
+        const specs = settings.prefillTls ? prefillers.map(withTls) : prefillers;
         this.#found = new Map(specs.map((spec) => [instanceName(spec), spec]));
+        this.#foundHosts = new Set([...prefillers, ...decoders].map(({ url }) => addressOf(url)));
       },
       (error) => log.warn("discovery-failed", { by: discovery.name, error }),
     );
   }
 
   /**
-   * The prefill instances that a request names, in their order; empty where it names none.
-   * @throws `KV_REQUEST_INVALID`, 400 for a header that cannot be read, 403 for an instance that is
-   * not allowed; no instance is sent anything then.
+   * In the header's order; empty where the request names none.
+   * @throws `KV_REQUEST_INVALID`, before any request is sent: 400 for an unreadable header, 403 for
+   * an instance that is not allowed.
    */
   of(headers: IncomingHttpHeaders, requestId: string): readonly PooledInstance[] {
     const value = headers[PREFILLER_HEADER];
-    // Node joins the values of several headers with commas.
+    // Node joins repeated headers with commas.
     const text = typeof value === "string" ? value.trim() : "";
     if (text === "") return [];
     const names = text.split(",", MAX_NAMED + 1).map((name) => name.trim());
@@ -85,32 +86,75 @@ export class NamedPrefillers {
     return [...instances];
   }
 
-  /** Stops following the discovery. */
+  /**
+   * An unusable source, or this instance itself, is logged and ignored; the prompt is then
+   * computed.
+   */
+  kvSource(
+    headers: IncomingHttpHeaders,
+    { requestId, prefillers = [], socket }: KvSourceContext,
+  ): (() => string) | undefined {
+    const value = headers[KV_SOURCE_HEADER];
+    const source = typeof value === "string" ? value.trim() : "";
+    if (source === "") return undefined;
+    const { settings, log, random } = this.#options;
+    const why = this.#whyNoSource(source);
+    if (why !== undefined) {
+      if (settings.p2pPull || !this.#hasWarned)
+        log.warn("kv-source-ignored", { requestId, source: shortened(source), why });
+      this.#hasWarned = true;
+      return undefined;
+    }
+    const own = socket.localAddress?.replace(/^::ffff:/, "") ?? "";
+    const computing =
+      prefillers.length > 0
+        ? prefillers.map(({ url }) => addressOf(url))
+        : [addressOf(`http://${own.includes(":") ? `[${own}]` : own}:${socket.localPort}`)];
+    const url = `http://${source}`;
+    if (computing.includes(addressOf(url))) return undefined;
+    const { hostname, port } = new URL(url);
+    const remotePort = settings.kvPools.includes(source)
+      ? Number(port)
+      : settings.p2pConnectorPort + rankOf(Number(port), settings.ranks);
+    // The id is the reading engine's, which may run several legs of one request.
+    return () => remoteKvSource(`${hostname}:${remotePort}`, random);
+  }
+
   close(): void {
     this.#watch?.close();
   }
 
+  #whyNoSource(source: string): string | undefined {
+    if (!this.#options.settings.p2pPull) return "--enable-p2p-pull is not given";
+    if (!HOST_PORT.test(source) || source.includes("@") || !URL.canParse(`http://${source}`))
+      return "it is not host:port";
+    const url = `http://${source}`;
+    const isAllowed =
+      this.#options.settings.kvPools.includes(source) ||
+      this.#foundHosts.has(addressOf(url)) ||
+      this.#allowlist.allows(url);
+    return isAllowed ? undefined : "it is not allowed here";
+  }
+
   #allowed(name: string, requestId: string): InstanceSpec {
-    const { tls, kv, log } = this.#options;
-    const spec = parsedSpec(name, tls);
+    const { settings, log } = this.#options;
+    const { prefillTls, kv } = settings;
+    const spec = parsedSpec(name, prefillTls);
     const found = this.#found.get(instanceName(spec));
     if (found !== undefined) return found;
     if (this.#allowlist.allows(spec.url)) return { ...spec, kv };
     log.warn("prefiller-refused", { requestId, prefiller: shortened(name) });
-    throw new KvError(
-      "KV_REQUEST_INVALID",
-      `${PREFILLER_HEADER} names an instance that is not allowed here`,
-      {
-        hint: "the sidecar's log names it; --allow-prefill, or a discovery, says which instances are allowed",
-        details: { httpStatus: 403, param: PREFILLER_HEADER, limit: "sidecar.allow" },
-      },
+    throw invalidHeader(
+      "names an instance that is not allowed here",
+      "the sidecar's log names it; --allow-prefill, or a discovery, says which instances are allowed",
+      { httpStatus: 403, limit: "sidecar.allow" },
     );
   }
 
   #instance(spec: InstanceSpec): PooledInstance {
     const { pool, clock } = this.#options;
     let instance = pool.find(spec);
-    // One that is being forgotten is wanted again.
+    // The instance was being forgotten and is wanted again.
     if (instance === undefined || (instance.draining && !this.#namedAtMs.has(instance))) {
       pool.add(spec);
       instance = pool.find(spec) as PooledInstance;
@@ -126,10 +170,22 @@ export class NamedPrefillers {
     for (const [instance, atMs] of this.#namedAtMs) {
       if (atMs > sinceMs && this.#namedAtMs.size <= MAX_REMEMBERED) return;
       this.#namedAtMs.delete(instance);
-      // One that an operator has removed is not there any more.
+      // An operator may have removed it.
       if (pool.find(instance) === instance) void pool.remove(instance);
     }
   }
+}
+
+/** A port outside the ranks' belongs to a server with one rank. */
+function rankOf(port: number, ranks: NonNullable<ProxySettings["sidecar"]>["ranks"]): number {
+  if (ranks === undefined) return 0;
+  const rank = port - ranks.firstPort;
+  return rank >= 0 && rank < ranks.count ? rank : 0;
+}
+
+function addressOf(url: string): string {
+  const { hostname, port, protocol } = new URL(url);
+  return `${hostname}:${port || (protocol === "https:" ? 443 : 80)}`;
 }
 
 function withTls(spec: InstanceSpec): InstanceSpec {
@@ -146,24 +202,26 @@ function parsedSpec(name: string, tls: boolean): InstanceSpec {
 }
 
 function invalidName(name: string, cause?: unknown): KvError {
-  return new KvError(
-    "KV_REQUEST_INVALID",
-    `${PREFILLER_HEADER} names "${shortened(name)}", which is not host:port`,
-    {
-      hint: "give host:port, several separated by commas; an IPv6 address in brackets",
-      details: { param: PREFILLER_HEADER },
-      cause,
-    },
+  return invalidHeader(
+    `names "${shortened(name)}", which is not host:port`,
+    "give host:port, several separated by commas; an IPv6 address in brackets",
+    {},
+    cause,
   );
 }
 
 function tooManyNamed(): KvError {
-  return new KvError(
-    "KV_REQUEST_INVALID",
-    `${PREFILLER_HEADER} names more than ${MAX_NAMED} instances`,
-    {
-      hint: "name those to try, the best one first",
-      details: { param: PREFILLER_HEADER, limit: `instances in ${PREFILLER_HEADER}` },
-    },
+  return invalidHeader(
+    `names more than ${MAX_NAMED} instances`,
+    "name those to try, the best one first",
+    { limit: `instances in ${PREFILLER_HEADER}` },
   );
+}
+
+function invalidHeader(what: string, hint: string, details: object, cause?: unknown): KvError {
+  return new KvError("KV_REQUEST_INVALID", `${PREFILLER_HEADER} ${what}`, {
+    hint,
+    details: { param: PREFILLER_HEADER, ...details },
+    cause,
+  });
 }

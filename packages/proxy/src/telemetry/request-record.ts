@@ -1,71 +1,54 @@
 import type { DisaggregationInputs, DisaggregationReason } from "@kv/fleet";
+import { statusOf } from "@kv/http";
+import type { Clock, KvError } from "@kv/interface";
 
-/** The inputs and the reason of a decision about one leg or two. */
 export interface Disaggregation {
   readonly inputs: DisaggregationInputs;
   readonly reason: DisaggregationReason;
 }
 
 /**
- * What happened to a request, for the access log, the metrics, the status page and the limit of
- * abandoned work. Times are milliseconds on the proxy's clock. A member stays undefined where the
- * request did not come that far.
+ * Facts for the access log, metrics, status page and the limit of abandoned work. Times are ms on
+ * the proxy's clock. Members are undefined where the request did not get that far.
  */
 export class RequestRecord {
-  /** URL of the last prefill instance. */
-  prefill: string | undefined = undefined;
-  /** URL of the last decode instance. */
-  decode: string | undefined = undefined;
-  prefillStartedAtMs: number | undefined = undefined;
-  /** Duration of the prefill leg. */
-  prefillMs: number | undefined = undefined;
-  /**
-   * Time that prefill instances spent on it, in ms: where one computes for several requests at
-   * once, the request's part of it.
-   */
+  prefill: string | undefined;
+  decode: string | undefined;
+  prefillStartedAtMs: number | undefined;
+  prefillMs: number | undefined;
+  /** In ms. Where an instance computes several requests at once, this request's share. */
   prefillWorkMs = 0;
-  decodeStartedAtMs: number | undefined = undefined;
-  /** From the begin of the decode leg to the first byte of its answer. */
-  firstByteMs: number | undefined = undefined;
-  /**
-   * Whether the decode leg's answer is an event stream: the first byte of any other answer comes
-   * with its last token.
-   */
-  streamed: boolean | undefined = undefined;
-  /**
-   * Tokens of the prompt that the prefill instance was expected to have cached; undefined where the
-   * routing does not know.
-   */
-  expectedCachedTokens: number | undefined = undefined;
-  /**
-   * Tokens of the prompt that it did not compute, by its answer; where that does not say so, those
-   * of an ended turn that it read.
-   */
-  cachedTokens: number | undefined = undefined;
+  decodeStartedAtMs: number | undefined;
+  /** From the decode leg's start to its answer's first byte. */
+  firstByteMs: number | undefined;
+  /** False where the first byte comes with the last token. */
+  streamed: boolean | undefined;
+  /** Prompt tokens expected in P's cache; undefined where the routing does not know. */
+  expectedCachedTokens: number | undefined;
+  /** Prompt tokens that P did not compute, by its answer, else those of the ended turn it read. */
+  cachedTokens: number | undefined;
+  /** `host:port` of the P2P tier that P was to fetch the prompt's start from. */
+  kvSource: string | undefined;
+  /** Tokens of the prompt's start that it has. */
+  kvSourceTokens: number | undefined;
   /** Bytes of the answer's body that left for the client. */
-  answerLengthBytes: number | undefined = undefined;
-  /** HTTP status of the client's answer. */
-  status: number | undefined = undefined;
-  /** Parts that the request was split into; undefined for one. */
-  parts: number | undefined = undefined;
-  /** How often the request began again with the prefill leg. */
-  restarts: number | undefined = undefined;
-  /** Why the request has one leg or two, where a rule decides. */
-  disaggregation: Disaggregation | undefined = undefined;
+  answerLengthBytes: number | undefined;
+  status: number | undefined;
+  /** Undefined for a request that was not split. */
+  parts: number | undefined;
+  restarts: number | undefined;
+  /** Set where a rule chose one leg or two. */
+  disaggregation: Disaggregation | undefined;
+  /** Blocks were released because no D would read them. */
+  released: boolean | undefined;
   /**
-   * True when the proxy had blocks of a prefill worker freed, because no decode worker would read
-   * them.
+   * `used`, `lost` where a request with a turn began again, or why no turn was used. Undefined
+   * where the setting is off.
    */
-  released: boolean | undefined = undefined;
-  /**
-   * `used`, `lost` where it was used and the request began again, or why no ended turn was used;
-   * undefined where the setting is off.
-   */
-  readback: string | undefined = undefined;
-  /** Tokens of an ended turn that the prefill instance did not compute. */
-  readbackTokens: number | undefined = undefined;
+  readback: string | undefined;
+  /** Tokens of an ended turn that P did not compute. */
+  readbackTokens: number | undefined;
 
-  /** Records that the request begins again with the prefill leg. */
   restarted(): void {
     this.restarts = (this.restarts ?? 0) + 1;
     this.decodeStartedAtMs = undefined;
@@ -74,23 +57,238 @@ export class RequestRecord {
     if (this.readback === "used") this.readback = "lost";
   }
 
-  /** The members of the access log. Those that are undefined are not logged. */
   logFields(): Readonly<Record<string, unknown>> {
+    const fields = Object.fromEntries(LOGGED.map((name) => [name, this[name]]));
+    return { disaggregation: this.disaggregation?.reason, ...fields };
+  }
+}
+
+const LOGGED = [
+  "prefill",
+  "decode",
+  "prefillMs",
+  "firstByteMs",
+  "expectedCachedTokens",
+  "cachedTokens",
+  "kvSource",
+  "kvSourceTokens",
+  "answerLengthBytes",
+  "status",
+  "parts",
+  "restarts",
+  "released",
+  "readback",
+  "readbackTokens",
+] as const;
+
+/** Counts of requests since the start, for `/status`. */
+export interface RequestCountsStatus {
+  readonly in_flight: number;
+  readonly total: number;
+  /** Requests answered to the last byte with a status below 400. */
+  readonly succeeded: number;
+  /** Requests answered with an instance's error, by HTTP status. */
+  readonly passed_errors: Readonly<Record<string, number>>;
+  /** Requests whose client disconnected before the answer was complete. */
+  readonly aborted: number;
+  /** Requests refused for what the client sent or how much, by HTTP status below 500. */
+  readonly refused: Readonly<Record<string, number>>;
+  /** Requests that the proxy failed, by `KvError` code. */
+  readonly failed: Readonly<Record<string, number>>;
+}
+
+/** Whether the client caused the failure, by its request or its disconnect. */
+export function isClients(failure: KvError): boolean {
+  return statusOf(failure) < 500;
+}
+
+/** Statuses counted one by one. Instances could answer with hundreds of others. */
+const COUNTED: ReadonlySet<number> = new Set([
+  200, 400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 429, 431, 499, 500, 501, 502, 503, 504,
+]);
+
+export function statusName(status: number): string {
+  return COUNTED.has(status) ? String(status) : `${Math.floor(status / 100)}xx`;
+}
+
+type Counts = Record<string, number>;
+
+export class RequestCounts {
+  readonly #counts = {
+    in_flight: 0,
+    total: 0,
+    succeeded: 0,
+    passed_errors: {} as Counts,
+    aborted: 0,
+    refused: {} as Counts,
+    failed: {} as Counts,
+  };
+
+  began(): void {
+    this.#counts.in_flight += 1;
+    this.#counts.total += 1;
+  }
+
+  answered(status: number): void {
+    const counts = this.#counts;
+    counts.in_flight -= 1;
+    if (status < 400) counts.succeeded += 1;
+    else increment(counts.passed_errors, statusName(status));
+  }
+
+  failed(failure: KvError): void {
+    const counts = this.#counts;
+    counts.in_flight -= 1;
+    if (!isClients(failure)) increment(counts.failed, failure.code);
+    else if (failure.code === "KV_REQUEST_ABORTED") counts.aborted += 1;
+    else increment(counts.refused, String(statusOf(failure)));
+  }
+
+  status(): RequestCountsStatus {
+    return structuredClone(this.#counts);
+  }
+}
+
+function increment(counts: Counts, key: string): void {
+  counts[key] = (counts[key] ?? 0) + 1;
+}
+
+/**
+ * A request for the status page. Times are ms from its start, absent where it did not get that far.
+ */
+export interface RequestSummary {
+  readonly request_id: string;
+  readonly endpoint: string;
+  /** Wall-clock time, ISO 8601. */
+  readonly began_at: string;
+  /** HTTP status, or `KvError` code of a failure; `running` before the end. */
+  readonly outcome: string;
+  readonly prefill?: string;
+  readonly decode?: string;
+  readonly parts?: number;
+  readonly restarts?: number;
+  readonly prefill_from_ms?: number;
+  readonly prefill_to_ms?: number;
+  /**
+   * Start of the decode leg. Until a streamed answer's first byte, D queues the request, gets the
+   * KV (or computes the prompt), and generates the first token.
+   */
+  readonly decode_from_ms?: number;
+  readonly first_byte_at_ms?: number;
+  /** False where the first byte came with the last token. */
+  readonly streamed?: boolean;
+  /** `used`, or why no ended turn was read. */
+  readonly readback?: string;
+  readonly readback_tokens?: number;
+  /** `host:port` of the P2P tier that P was to fetch the prompt's start from. */
+  readonly kv_source?: string;
+  /** Tokens of the prompt's start that it has. */
+  readonly kv_source_tokens?: number;
+  /** Those that P had itself. */
+  readonly own_cached_tokens?: number;
+  readonly duration_ms: number;
+}
+
+export interface EndedRequest {
+  /** Undefined for a request that was refused before it had an id. */
+  readonly requestId: string | undefined;
+  readonly endpoint: string;
+  /** On the proxy's clock. */
+  readonly startedAtMs: number;
+  readonly durationMs: number;
+  readonly outcome: string;
+  readonly record: RequestRecord;
+}
+
+const SHOWN = 50;
+
+export class RequestHistory {
+  readonly #clock: Clock;
+  readonly #limit: number;
+  /** Wall-clock ms since 1970 at zero of the proxy's clock. */
+  readonly #epochMs: number;
+  readonly #running = new Map<RequestRecord, Omit<EndedRequest, "durationMs" | "outcome">>();
+  readonly #ended: EndedRequest[] = [];
+  readonly #listeners = new Set<(summary: RequestSummary) => void>();
+
+  /** Reads the wall clock once; later times are those of `clock`. */
+  constructor(clock: Clock, limit = 100) {
+    this.#clock = clock;
+    this.#limit = limit;
+    this.#epochMs = Date.now() - clock.now();
+  }
+
+  /** A request runs until `add` gets its record. */
+  begin(request: Omit<EndedRequest, "durationMs" | "outcome">): void {
+    this.#running.set(request.record, request);
+  }
+
+  add(ended: EndedRequest): void {
+    this.#running.delete(ended.record);
+    this.#ended.push(ended);
+    if (this.#ended.length > this.#limit) this.#ended.shift();
+    if (this.#listeners.size === 0) return;
+    const summary = this.#summary(ended);
+    for (const listener of this.#listeners) listener(summary);
+  }
+
+  /** The 50 longest-running requests, oldest first. */
+  running(): readonly RequestSummary[] {
+    const nowMs = this.#clock.now();
+    return Array.from(this.#running.values())
+      .slice(0, SHOWN)
+      .map((request) =>
+        this.#summary({ ...request, outcome: "running", durationMs: nowMs - request.startedAtMs }),
+      );
+  }
+
+  list(): readonly RequestSummary[] {
+    return this.#ended.map((ended) => this.#summary(ended));
+  }
+
+  /** Calls `listener` for each ended request. Returns the function that unsubscribes it. */
+  subscribe(listener: (summary: RequestSummary) => void): () => void {
+    this.#listeners.add(listener);
+    return () => void this.#listeners.delete(listener);
+  }
+
+  #summary({
+    requestId,
+    endpoint,
+    startedAtMs,
+    durationMs,
+    outcome,
+    record,
+  }: EndedRequest): RequestSummary {
+    const since = (atMs: number | undefined) =>
+      atMs === undefined ? undefined : atMs - startedAtMs;
+    const after = (fromMs: number | undefined, ms: number | undefined) =>
+      fromMs === undefined || ms === undefined ? undefined : fromMs + ms;
+    const prefillFrom = since(record.prefillStartedAtMs);
+    const decodeFrom = since(record.decodeStartedAtMs);
+    const known = {
+      prefill: record.prefill,
+      decode: record.decode,
+      parts: record.parts,
+      restarts: record.restarts,
+      prefill_from_ms: prefillFrom,
+      prefill_to_ms: after(prefillFrom, record.prefillMs),
+      decode_from_ms: decodeFrom,
+      first_byte_at_ms: after(decodeFrom, record.firstByteMs),
+      streamed: record.streamed,
+      readback: record.readback,
+      readback_tokens: record.readbackTokens,
+      kv_source: record.kvSource,
+      kv_source_tokens: record.kvSourceTokens,
+      own_cached_tokens: record.kvSource === undefined ? undefined : record.expectedCachedTokens,
+    };
     return {
-      disaggregation: this.disaggregation?.reason,
-      prefill: this.prefill,
-      decode: this.decode,
-      prefillMs: this.prefillMs,
-      firstByteMs: this.firstByteMs,
-      expectedCachedTokens: this.expectedCachedTokens,
-      cachedTokens: this.cachedTokens,
-      answerLengthBytes: this.answerLengthBytes,
-      status: this.status,
-      parts: this.parts,
-      restarts: this.restarts,
-      released: this.released,
-      readback: this.readback,
-      readbackTokens: this.readbackTokens,
+      request_id: requestId ?? "",
+      endpoint,
+      began_at: new Date(this.#epochMs + startedAtMs).toISOString(),
+      outcome,
+      ...Object.fromEntries(Object.entries(known).filter(([, value]) => value !== undefined)),
+      duration_ms: durationMs,
     };
   }
 }

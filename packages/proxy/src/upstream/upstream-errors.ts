@@ -1,64 +1,88 @@
-import type { FailureStage, InstancePool, Partner, Role, RoutingContext } from "@kv/fleet";
+import {
+  type FailureStage,
+  failureStage,
+  type Instance,
+  type InstancePool,
+  type Partner,
+  type RoutingContext,
+} from "@kv/fleet";
 import { KvError } from "@kv/interface";
 
 /**
- * An instance answered something that is no valid answer. The error has no `stage`, so the leg is
- * not tried on another instance.
+ * What went wrong at an instance. `unreachable`: it received nothing. `kept`: it closed a
+ * connection kept from an earlier request, and may be well. `lacks-model`: others may have the
+ * model, such as a LoRA adapter; no failure. `refused`: others may not answer so (a wrong key, too
+ * many requests, HTML); its failure if another one answers. `busy`: it, or a gateway before it,
+ * does not serve now. `broken`: it broke off or failed, perhaps because of the request.
  */
-export function badAnswer(role: Role, url: string, what: string, cause?: unknown): KvError {
+export type Fault = "unreachable" | "kept" | "lacks-model" | "refused" | "busy" | "broken";
+
+const OF_STATUS: Readonly<Record<number, Fault>> = {
+  401: "refused",
+  403: "refused",
+  404: "lacks-model",
+  429: "refused",
+  500: "broken",
+  502: "busy",
+  503: "busy",
+  504: "busy",
+};
+
+/** Returns undefined for a status that the client gets unchanged. */
+export function faultOfStatus(status: number): Fault | undefined {
+  return OF_STATUS[status];
+}
+
+/** Returns undefined where no other instance would do better. */
+export function faultOf(error: KvError): Fault | undefined {
+  switch (failureStage(error)) {
+    case "connect":
+      return "unreachable";
+    case "answer":
+      return isKept(error) ? "kept" : "broken";
+    case "body":
+      return "broken";
+    case "status":
+      return "refused";
+    default:
+      return undefined;
+  }
+}
+
+export function isKept(error: unknown): boolean {
+  return error instanceof KvError && error.details.keptConnection === true;
+}
+
+function upstreamFailed(
+  { role, url }: Instance,
+  what: string,
+  details: { readonly stage?: FailureStage; readonly status?: number },
+  cause?: unknown,
+): KvError {
   return new KvError("KV_PROXY_UPSTREAM_FAILED", `the ${role} instance ${url} ${what}`, {
     hint: `see the log of ${url}`,
-    details: { role, instance: url },
+    details: { role, instance: url, ...details },
     cause,
   });
 }
 
-/** Whether an error is `badAnswer`. */
+export function badAnswer(instance: Instance, what: string, cause?: unknown): KvError {
+  return upstreamFailed(instance, what, { stage: "status" }, cause);
+}
+
 export function isBadAnswer(error: unknown): boolean {
-  return KvError.is(error, "KV_PROXY_UPSTREAM_FAILED") && error.details.stage === undefined;
+  return failureStage(error) === "status";
 }
 
-/**
- * An instance answered with a server failure. The client gets that answer where no other instance
- * gives a better one.
- */
-export function badStatus(role: Role, url: string, status: number): KvError {
-  const stage: FailureStage = "status";
-  return new KvError(
-    "KV_PROXY_UPSTREAM_FAILED",
-    `the ${role} instance ${url} answered with status ${status}`,
-    { hint: `see the log of ${url}`, details: { role, instance: url, stage, status } },
-  );
+/** An answer too long here would be too long at another instance. */
+export function tooLong(instance: Instance, what: string): KvError {
+  return upstreamFailed(instance, `answered with more than ${what}`, {});
 }
 
-/**
- * Whether the server failed this time: a dead engine, a failed KV load, a gateway. A 501 would be
- * the same on another instance.
- */
-export function isServerFailure(status: number): boolean {
-  return status === 500 || status === 502 || status === 503 || status === 504;
+export function badStatus(instance: Instance, status: number): KvError {
+  return upstreamFailed(instance, `answered with status ${status}`, { stage: "status", status });
 }
 
-/**
- * The status of an instance that does not have the model of a request, such as a LoRA adapter. Its
- * engine has not seen the request.
- */
-export const MODEL_MISSING = 404;
-
-/** Whether an error is `badStatus` of such an instance. */
-export function isModelMissing(error: unknown): boolean {
-  return error instanceof KvError && error.details.status === MODEL_MISSING;
-}
-
-/**
- * Whether the instance closed a connection that was kept from an earlier request, before it
- * answered.
- */
-export function hadKeptConnection(error: unknown): boolean {
-  return error instanceof KvError && error.details.keptConnection === true;
-}
-
-/** The lease of a request's blocks has ended before a decode leg began. */
 export function leaseExpired(requestId: string): KvError {
   return new KvError(
     "KV_LEASE_EXPIRED",
@@ -67,7 +91,6 @@ export function leaseExpired(requestId: string): KvError {
   );
 }
 
-/** Why none of a pool's instances was chosen. */
 export function noInstance(
   pool: InstancePool,
   partner?: Partner,
@@ -93,7 +116,7 @@ export function noInstance(
 }
 
 /**
- * Checked before a prefill leg whose decode leg could go nowhere.
+ * Checked before a prefill leg that could have no decode leg.
  * @throws `KV_PROXY_NO_INSTANCE` when all instances are draining.
  */
 export function requireAnyInstance(pool: InstancePool): void {

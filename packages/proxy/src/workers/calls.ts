@@ -1,6 +1,6 @@
 import { KvError, type KvErrorCode } from "@kv/interface";
 
-/** What a process does for the one at the other end. Arguments and results are plain data. */
+/** What the other process may call. Arguments and results are plain data. */
 export type Operations = Readonly<Record<string, (argument: never) => unknown>>;
 
 interface Call {
@@ -22,8 +22,8 @@ interface Pending {
 }
 
 /**
- * Calls between a worker and its primary, over the channel of `node:cluster`. The messages of one
- * direction stay in order.
+ * Calls between a worker and its primary over `node:cluster`. Messages of one direction stay in
+ * order.
  */
 export class Calls {
   readonly #send: (message: object) => void;
@@ -33,9 +33,8 @@ export class Calls {
   readonly closed: Promise<never>;
   #reject: (error: KvError) => void = () => {};
   #nextId = 1;
-  #closed: KvError | undefined = undefined;
+  #closed: KvError | undefined;
 
-  /** `operations`: what the other process may call here. */
   constructor(send: (message: object) => void, operations: Operations) {
     this.#send = send;
     this.#operations = operations;
@@ -45,10 +44,7 @@ export class Calls {
     this.closed.catch(() => {});
   }
 
-  /**
-   * Calls an operation of the other process.
-   * @throws The errors of the operation; `KV_REQUEST_ABORTED` when the other process ends.
-   */
+  /** @throws The operation's errors; `KV_REQUEST_ABORTED` when the other process ends. */
   call<T>(name: string, argument?: unknown): Promise<T> {
     if (this.#closed !== undefined) return Promise.reject(this.#closed);
     const id = this.#nextId++;
@@ -58,19 +54,16 @@ export class Calls {
     });
   }
 
-  /** Calls an operation without waiting for its answer. */
   tell(name: string, argument: unknown): void {
     if (this.#closed === undefined) this.#send({ call: name, argument } satisfies Call);
   }
 
-  /** Takes a message of the other process. */
   receive(message: unknown): void {
     const { call, answer } = message as Partial<Call & Answer>;
     if (call !== undefined) void this.#serve(message as Call);
     else if (answer !== undefined) this.#answered(message as Answer);
   }
 
-  /** The other process has ended: its answers will not come. */
   close(error: KvError): void {
     this.#closed = error;
     this.#reject(error);
@@ -98,7 +91,6 @@ export class Calls {
   }
 }
 
-/** An error that another process has sent. */
 function errorOf({ code, message, hint, details }: NonNullable<Answer["error"]>): KvError {
   return new KvError(code as KvErrorCode, message, {
     hint,

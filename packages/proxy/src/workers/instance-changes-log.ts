@@ -1,43 +1,32 @@
 import { type InstancePool, instanceName, type Role } from "@kv/fleet";
 import type { InstanceChange, NamedInstance } from "@kv/fleet/front-end";
 
-/** The last change of an instance. */
 export interface Changed extends NamedInstance {
   readonly change: InstanceChange;
-  /** It was added after the start: a new worker does not know it. */
+  /** Added after the start, so a new worker does not know it. */
   readonly added: boolean;
 }
 
-/** What operators have changed since the start, for a worker that starts later. */
+/** Operators' changes since the start, for workers that start later. */
 export class InstanceChangesLog {
   readonly #changed = new Map<string, Changed>();
 
-  /** Records a change that the workers have made. */
   record(change: InstanceChange, { role, spec }: NamedInstance): void {
     const key = `${role} ${instanceName(spec)}`;
     const before = this.#changed.get(key);
     const known = before !== undefined && before.change !== "remove" ? before : undefined;
     if (change === "remove" && before?.added === true) this.#changed.delete(key);
-    else if (change === "add")
-      this.#changed.set(key, { change, role, spec: known?.spec ?? spec, added: true });
-    else
-      this.#changed.set(key, {
-        change,
-        role,
-        spec: known?.spec ?? spec,
-        added: known?.added ?? false,
-      });
+    else {
+      const added = change === "add" || known?.added === true;
+      this.#changed.set(key, { change, role, spec: known?.spec ?? spec, added });
+    }
   }
 
-  /** The changes as plain data. */
   list(): readonly Changed[] {
     return [...this.#changed.values()];
   }
 }
 
-/**
- * Makes the changes of `InstanceChangesLog.list` in the pools of a worker that has just started.
- */
 export function replay(
   changes: readonly Changed[],
   pools: Readonly<Record<Role, InstancePool>>,

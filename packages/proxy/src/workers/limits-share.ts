@@ -9,10 +9,9 @@ const DIVIDED = [
 const DIVIDED_BYTES = ["bodiesLengthBytes", "bodiesPerClientLengthBytes"] as const;
 
 /**
- * The settings of one of `workers` processes that serve one port. A limit that is set is that of
- * all workers, so each gets its share, rounded up; one that is not set has its default in each
- * worker. Bodies have room for at least one of the largest in each. The admin routes are the
- * primary's.
+ * Settings of one of `workers` processes that share a port. Set limits are divided and rounded up;
+ * unset ones have their default in each worker. Each worker has room for one largest body. The
+ * primary serves the admin routes.
  */
 export function workerSettings(settings: ProxySettingsInput, workers: number): ProxySettingsInput {
   const { limits: given = {}, admin: _, ...rest } = settings;

@@ -5,6 +5,7 @@ import {
   type InstanceChange,
   KeptObjects,
   type MetricAsJson,
+  type Reloaded,
   readChange,
   WorkerMetrics,
 } from "@kv/fleet/front-end";
@@ -19,7 +20,6 @@ import { InstanceChangesLog } from "./instance-changes-log.js";
 import type { Loads, WorkerStart, WorkerStarted } from "./worker.js";
 import { mergedInstances, mergedRequests, mergedRunning, mergedStatus } from "./worker-report.js";
 
-/** Where the workers serve, and what the program prints. */
 export interface WorkerGroupAddress extends WorkerStarted {
   readonly adminUrl?: string | undefined;
 }
@@ -28,27 +28,25 @@ interface RunningWorker {
   readonly worker: Worker;
   readonly calls: Calls;
   readonly forkedAtMs: number;
-  /** It serves clients. */
   serving: boolean;
-  /** Its load, as it has told last. */
   loads: Loads;
 }
 
-/** A worker that does not answer by then is left out of an answer. */
+/** A worker that answers later is left out. */
 const ANSWER_MS = 2_000;
-/** Between two messages to workers about the load of the others. */
+/** Interval of the messages that tell workers the others' load. */
 const LOADS_MS = 100;
-/** A worker that ends sooner than this after its fork waits before its successor begins. */
+/** A worker that ends sooner after its fork delays its successor. */
 const STEADY_MS = 10_000;
 const FIRST_RESTART_MS = 500;
 const MAX_RESTART_MS = 30_000;
 
 /**
- * Runs several workers that serve one port. This process accepts connections and deals them to the
- * workers in turn, serves the admin routes for all of them, and replaces a worker that has ended.
+ * Runs several workers on one port. This process deals connections to them in turn, serves their
+ * admin routes, and replaces workers that end.
  */
 export class WorkerGroup {
-  readonly #options: CliOptions;
+  #options: CliOptions;
   readonly #settings: ProxySettings;
   readonly #log: Log;
   readonly #clock: Clock;
@@ -56,15 +54,15 @@ export class WorkerGroup {
   readonly #metrics = new WorkerMetrics();
   readonly #changes = new InstanceChangesLog();
   readonly #admin: AdminServer | undefined;
-  /** The objects of ended turns: one place for all workers, so that each is claimed once. */
+  /** Ended turns, kept here so that only one worker claims each. */
   readonly #objects: KeptObjects | undefined;
-  /** Changes of instances, and starts of workers, one after another. */
+  /** Runs instance changes and worker starts one after another. */
   #queue: Promise<unknown> = Promise.resolve();
   #port: number;
   #closing = false;
   #started = false;
   #restartMs = FIRST_RESTART_MS;
-  #loadsTimer: Timer | undefined = undefined;
+  #loadsTimer: Timer | undefined;
 
   constructor(options: CliOptions, { log, clock }: { readonly log: Log; readonly clock: Clock }) {
     this.#options = options;
@@ -91,14 +89,11 @@ export class WorkerGroup {
     });
   }
 
-  /**
-   * Starts the workers and the admin routes.
-   * @throws The errors of a worker that cannot start; `KV_CONFIG_INVALID` when a port is taken.
-   */
+  /** @throws The errors of a worker that cannot start; `KV_CONFIG_INVALID` when a port is taken. */
   async start(): Promise<WorkerGroupAddress> {
     const { host, workers } = this.#options;
     cluster.schedulingPolicy = cluster.SCHED_RR;
-    // A worker that replaces another one has to find the same port.
+    // A worker's successor must find the same port.
     if (this.#port === 0) this.#port = await freePort(host);
     try {
       const forks = Array.from({ length: workers }, () => this.#fork());
@@ -113,15 +108,31 @@ export class WorkerGroup {
     }
   }
 
-  /**
-   * The state of all workers.
-   * @throws `KV_PROXY_OVERLOADED` (503) when none answers.
-   */
+  /** @throws `KV_PROXY_OVERLOADED` (503) when no worker answers. */
   async status(): Promise<ProxyStatus> {
     return { ...mergedStatus(await this.#reports()), readback: this.#objects?.status() ?? null };
   }
 
-  /** As the `close` of each worker's proxy. Resolves when all workers have ended. */
+  /**
+   * Gives all workers settings in place of those that they have. Workers that start later have them
+   * too; their number and the port stay.
+   * @throws `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`; then nothing has changed.
+   */
+  reload({ settings, logLevel }: CliOptions): Promise<Reloaded> {
+    return this.#inTurn(async () => {
+      readSettings(settings);
+      const next = { ...this.#options, settings, logLevel };
+      const answers = await Promise.all(
+        [...this.#workers.values()]
+          .filter(({ serving }) => serving)
+          .map(({ calls }) => calls.call<Reloaded>("reload", next)),
+      );
+      this.#options = next;
+      return answers[0] ?? { changed: [], needRestart: [] };
+    });
+  }
+
+  /** Resolves when all workers have ended. */
   async close(options: { readonly graceMs?: number }): Promise<void> {
     this.#closing = true;
     this.#loadsTimer?.cancel();
@@ -143,7 +154,7 @@ export class WorkerGroup {
       listens = resolve;
     });
     const calls = new Calls((message) => worker.isConnected() && worker.send(message), {
-      // A message that comes before the worker listens to messages is lost.
+      // A message sent before the worker listens is lost.
       listening: () => listens(),
       status: () => this.status(),
       changeInstance: ({
@@ -168,15 +179,16 @@ export class WorkerGroup {
     };
     this.#workers.set(worker.id, running);
     worker.on("message", (message) => calls.receive(message));
-    // What cannot be sent goes to a worker that is ending; its exit follows.
+    // A worker that cannot receive is ending; its exit follows.
     worker.on("error", () => {});
     worker.once("exit", (code, signal) => this.#ended(running, code, signal));
-    // A change that was begun is made before the worker learns of it, or reaches the worker.
+    // A change in progress either ends before the list is read, or reaches this worker.
     await Promise.race([listening, calls.closed]);
     const start = await this.#inTurn(() => {
       const changes = this.#changes.list();
       return {
         started: calls.call<WorkerStarted>("start", {
+          options: this.#options,
           port: this.#port,
           changes,
         } satisfies WorkerStart),
@@ -217,7 +229,7 @@ export class WorkerGroup {
     } catch (thrown) {
       const error = KvError.from(thrown, "KV_INTERNAL", "a worker could not start");
       this.#log.error("worker-not-started", { error });
-      // Its end starts the next one.
+      // The end of a worker starts its successor.
       for (const { worker, serving } of this.#workers.values())
         if (!serving && worker.isConnected()) worker.process.kill("SIGKILL");
     }
@@ -229,7 +241,7 @@ export class WorkerGroup {
     return result;
   }
 
-  /** What the workers answer in time. */
+  /** Leaves out workers that answer late. */
   async #ask<T>(name: string): Promise<T[]> {
     return (await this.#askEach<T>(name)).map(([, answer]) => answer);
   }
@@ -275,10 +287,7 @@ export class WorkerGroup {
     return await this.#metrics.text(status.signals, status.readback ?? undefined);
   }
 
-  /**
-   * Makes a change in all workers.
-   * @throws The errors of the workers, when none could make it.
-   */
+  /** @throws The workers' errors, when none could make the change. */
   #changeInstance(change: InstanceChange, body: unknown): Promise<object> {
     return this.#inTurn(async () => {
       const named = readChange(body);
@@ -300,7 +309,6 @@ export class WorkerGroup {
     });
   }
 
-  /** Tells each worker the load of all others. */
   #tellLoads(): void {
     this.#loadsTimer?.cancel();
     this.#loadsTimer = undefined;
@@ -315,7 +323,6 @@ export class WorkerGroup {
   }
 }
 
-/** A port that is free now. */
 async function freePort(host: string): Promise<number> {
   const server = createServer();
   const port = await listen(server, host, 0);

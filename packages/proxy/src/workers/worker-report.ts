@@ -1,13 +1,11 @@
 import { type InstanceStatus, instanceName } from "@kv/fleet";
 import { signalsOf } from "@kv/fleet/front-end";
 import type { ProxyStatus, WorkerReport } from "../proxy.js";
-import type { RequestCountsStatus } from "../telemetry/request-counts.js";
-import type { RequestSummary } from "../telemetry/request-history.js";
+import type { RequestCountsStatus, RequestSummary } from "../telemetry/request-record.js";
 
-/** How many ended requests all workers together show. */
+/** The most ended requests shown for all workers together. */
 const REQUESTS = 100;
 
-/** The state of all workers together. Errors: none; there is at least one report. */
 export function mergedStatus(reports: readonly [WorkerReport, ...WorkerReport[]]): ProxyStatus {
   const statuses = reports.map(({ status }) => status);
   const prefillers = mergedInstances(statuses.map((status) => status.prefillers));
@@ -29,7 +27,7 @@ export function mergedStatus(reports: readonly [WorkerReport, ...WorkerReport[]]
   };
 }
 
-/** The requests that ended last at all workers, oldest first. */
+/** The last ended requests of all workers, oldest first. */
 export function mergedRequests(reports: readonly WorkerReport[]): readonly RequestSummary[] {
   const endedAtMs = ({ began_at, duration_ms }: RequestSummary) =>
     Date.parse(began_at) + duration_ms;
@@ -39,14 +37,14 @@ export function mergedRequests(reports: readonly WorkerReport[]): readonly Reque
     .slice(-REQUESTS);
 }
 
-/** The requests that run at all workers, oldest first. */
+/** Running requests of all workers, oldest first. */
 export function mergedRunning(reports: readonly WorkerReport[]): readonly RequestSummary[] {
   return reports
     .flatMap(({ running }) => running)
     .sort((a, b) => Date.parse(a.began_at) - Date.parse(b.began_at));
 }
 
-/** Counts add up; the rest is as the worker has it that sees the instance worst. */
+/** Adds up counts. Other members come from the worker that sees the instance worst. */
 export function mergedInstances(lists: readonly (readonly InstanceStatus[])[]): InstanceStatus[] {
   const merged = new Map<string, InstanceStatus>();
   for (const one of lists.flat()) {
@@ -67,19 +65,18 @@ function both(a: InstanceStatus, b: InstanceStatus): InstanceStatus {
     in_flight: a.in_flight + b.in_flight,
     requests: a.requests + b.requests,
     failures: a.failures + b.failures,
+    ejections: a.ejections + b.ejections,
     consecutive_failures: Math.max(a.consecutive_failures, b.consecutive_failures),
     last_error: shown.last_error ?? a.last_error ?? b.last_error,
   };
 }
 
 function mergedCounts(counts: readonly RequestCountsStatus[]): RequestCountsStatus {
-  const sum = (value: (one: RequestCountsStatus) => number) =>
-    counts.reduce((all, one) => all + value(one), 0);
+  const sum = (value: (one: RequestCountsStatus) => number | undefined) =>
+    counts.reduce((all, one) => all + (value(one) ?? 0), 0);
   const sums = (name: "passed_errors" | "refused" | "failed") => {
-    const all: Record<string, number> = {};
-    for (const one of counts)
-      for (const [key, count] of Object.entries(one[name])) all[key] = (all[key] ?? 0) + count;
-    return all;
+    const keys = new Set(counts.flatMap((one) => Object.keys(one[name])));
+    return Object.fromEntries(Array.from(keys, (key) => [key, sum((one) => one[name][key])]));
   };
   return {
     in_flight: sum((one) => one.in_flight),

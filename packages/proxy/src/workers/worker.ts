@@ -1,64 +1,76 @@
 import { type InstancePool, instanceName, type Role } from "@kv/fleet";
-import type { InstanceChange } from "@kv/fleet/front-end";
+import type { InstanceChange, JsonLog } from "@kv/fleet/front-end";
 import type { Clock } from "@kv/interface";
+import type { CliOptions } from "../config/cli-options.js";
 import type { PrefillDecodeProxy, ProxyStatus, SharedByWorkers } from "../proxy.js";
 import { Calls } from "./calls.js";
 import { type Changed, replay } from "./instance-changes-log.js";
+import { workerSettings } from "./limits-share.js";
 
-/** What a worker is told at its start. */
 export interface WorkerStart {
+  /** Those that the primary has, whatever the file says by now. */
+  readonly options: CliOptions;
   readonly port: number;
-  /** What operators have changed before. */
   readonly changes: readonly Changed[];
 }
 
-/** What a worker answers when it serves. */
 export interface WorkerStarted {
   readonly url: string;
-  /** Names of the instances, as in the line that the program prints. */
+  /** Instance names as in the program's ready line. */
   readonly prefill: string;
   readonly decode: string;
 }
 
 export interface WorkerOptions {
-  readonly host: string;
-  readonly create: (shared: SharedByWorkers) => PrefillDecodeProxy;
-  /** Called after the proxy has closed. */
-  readonly closed: () => Promise<void>;
+  readonly create: (options: CliOptions, shared: SharedByWorkers) => Promise<WorkerProxy>;
   readonly clock: Clock;
 }
 
-/** Requests in flight by the name of their instance, with its role before it. */
+interface WorkerProxy {
+  readonly proxy: PrefillDecodeProxy;
+  readonly log: JsonLog;
+  readonly closed: () => Promise<void>;
+}
+
+/** Requests in flight by role and instance name. */
 export type Loads = Readonly<Record<string, number>>;
 
-/** Between two messages about a worker's load. */
+/** Interval of the messages about a worker's load. */
 const LOADS_MS = 100;
 
 /**
- * Serves clients as one of several workers. Signals are the primary's: a terminal sends Ctrl-C to
- * all processes.
+ * Serves clients as one of several workers. The primary handles signals, because a terminal sends
+ * Ctrl-C to all processes.
  */
-export function serveAsWorker({ host, create, closed, clock }: WorkerOptions): void {
-  for (const signal of ["SIGTERM", "SIGINT"] as const) process.on(signal, () => {});
-  let started: Promise<PrefillDecodeProxy> | undefined;
-  const running = async () => {
+export function serveAsWorker({ create, clock }: WorkerOptions): void {
+  for (const signal of ["SIGTERM", "SIGHUP", "SIGINT"] as const) process.on(signal, () => {});
+  let started: Promise<WorkerProxy> | undefined;
+  const ofWorker = async () => {
     if (started === undefined) throw new Error("the worker was not started");
     return await started;
   };
+  const running = async () => (await ofWorker()).proxy;
   const calls = new Calls((message) => process.send?.(message), {
-    async start({ port, changes }: WorkerStart): Promise<WorkerStarted> {
-      const proxy = create({
+    async start({ options, port, changes }: WorkerStart): Promise<WorkerStarted> {
+      const created = await create(options, {
         status: () => calls.call<ProxyStatus>("status"),
         changeInstance: (change, body) => calls.call<object>("changeInstance", { change, body }),
         objects: (call) => calls.call("objects", call),
       });
+      const { proxy } = created;
       replay(changes, proxy.instances);
-      const listening = proxy.listen({ host, port });
-      started = listening.then(() => proxy);
+      const listening = proxy.listen({ host: options.host, port });
+      started = listening.then(() => created);
       started.catch(() => {});
       const { url } = await listening;
       tellLoads(calls, proxy, clock);
       return { url, ...instanceNames(proxy) };
+    },
+    async reload({ settings, workers, logLevel }: CliOptions) {
+      const { proxy, log } = await ofWorker();
+      const reloaded = proxy.reload(workerSettings(settings, workers));
+      log.setLevel(logLevel);
+      return reloaded;
     },
     report: async () => (await running()).report(),
     metrics: async () => (await running()).metricsAsJson(),
@@ -77,7 +89,8 @@ export function serveAsWorker({ host, create, closed, clock }: WorkerOptions): v
         for (const one of pool.list()) one.inFlightElsewhere = loads[loadKey(pool, one)] ?? 0;
     },
     async close(options: { readonly graceMs?: number }) {
-      await (await running()).close(options);
+      const { proxy, closed } = await ofWorker();
+      await proxy.close(options);
       await closed();
       setImmediate(() => process.disconnect());
     },
@@ -86,7 +99,6 @@ export function serveAsWorker({ host, create, closed, clock }: WorkerOptions): v
   calls.tell("listening", undefined);
 }
 
-/** The names of the instances of both roles. */
 export function instanceNames({
   instances,
 }: Pick<PrefillDecodeProxy, "instances">): Omit<WorkerStarted, "url"> {
@@ -98,7 +110,6 @@ function loadKey({ role }: InstancePool, instance: Parameters<typeof instanceNam
   return `${role} ${instanceName(instance)}`;
 }
 
-/** Tells the primary this worker's load while it changes. */
 function tellLoads(calls: Calls, { instances }: PrefillDecodeProxy, clock: Clock): void {
   let last = "{}";
   const tell = () => {

@@ -7,26 +7,14 @@ import { startCli } from "../support/run-cli.js";
 import { post, upstream } from "../support/set-up.js";
 
 const portOf = (url: string) => new URL(url).port;
+const SIDECAR = "--sidecar --port 0 --allow-prefill 127.0.0.0/8 --pairing off";
 
 test("kv-proxy with the toy proxy's flags serves, logs, and exits with 0 after SIGTERM and its request in flight", async () => {
   const p = await upstream(prefillOk);
   const d = await upstream(() => {});
-  const running = startCli([
-    "--port",
-    "0",
-    "--host",
-    "127.0.0.1",
-    "--pairing",
-    "off",
-    "--prefiller-hosts",
-    "127.0.0.1",
-    "--prefiller-ports",
-    portOf(p.url),
-    "--decoder-hosts",
-    "127.0.0.1",
-    "--decoder-ports",
-    portOf(d.url),
-  ]);
+  const running = startCli(
+    `--port 0 --host 127.0.0.1 --pairing off --prefiller-hosts 127.0.0.1 --prefiller-ports ${portOf(p.url)} --decoder-hosts 127.0.0.1 --decoder-ports ${portOf(d.url)}`,
+  );
   const ready = await running.line();
   expect(ready).toContain(`prefill ${p.url} decode ${d.url}`);
   const url = /^kv-proxy ready (\S+)/.exec(ready)?.[1] ?? "";
@@ -48,17 +36,7 @@ test("kv-proxy with the toy proxy's flags serves, logs, and exits with 0 after S
 
 test("kv-proxy --sidecar serves with the prefill instance of the header, and the decode instance of --vllm-port", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const running = startCli([
-    "--sidecar",
-    "--port",
-    "0",
-    "--vllm-port",
-    portOf(d.url),
-    "--allow-prefill",
-    "127.0.0.0/8",
-    "--pairing",
-    "off",
-  ]);
+  const running = startCli(`${SIDECAR} --vllm-port ${portOf(d.url)}`);
   const ready = await running.line();
   expect(ready).toContain(`prefill x-prefiller-host-port decode ${d.url}`);
   const url = /^kv-proxy ready (\S+)/.exec(ready)?.[1] ?? "";
@@ -70,19 +48,7 @@ test("kv-proxy --sidecar serves with the prefill instance of the header, and the
 
 test("kv-proxy --sidecar --data-parallel-size has a port for each rank, and SIGTERM ends all", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const running = startCli([
-    "--sidecar",
-    "--port",
-    "0",
-    "--vllm-port",
-    portOf(d.url),
-    "--data-parallel-size",
-    "2",
-    "--allow-prefill",
-    "127.0.0.0/8",
-    "--pairing",
-    "off",
-  ]);
+  const running = startCli(`${SIDECAR} --vllm-port ${portOf(d.url)} --data-parallel-size 2`);
   const lines = [await running.line(), await running.line()];
   const next = `http://127.0.0.1:${Number(portOf(d.url)) + 1}`;
   expect(lines.map((line) => / decode (.*)$/.exec(line)?.[1])).toEqual([d.url, next]);
@@ -120,15 +86,8 @@ test("kv-proxy --kubernetes-pods finds a prefill and a decode instance by the ro
   const KUBECONFIG = join(folder, "config");
   writeFileSync(KUBECONFIG, JSON.stringify(config));
   try {
-    const flags = [
-      "--kubernetes-pods",
-      "app=vllm",
-      "--kubernetes-namespace",
-      "models",
-      "--pairing",
-      "off",
-    ];
-    const running = startCli([...flags, "--port", "0"], { KUBECONFIG });
+    const flags = "--kubernetes-pods app=vllm --kubernetes-namespace models --pairing off --port 0";
+    const running = startCli(flags, { KUBECONFIG });
     const url = /^kv-proxy ready (\S+)/.exec(await running.line())?.[1] ?? "";
     await expect.poll(async () => (await fetch(`${url}/health`)).status).toBe(200);
     expect(await (await post(`${url}/v1/completions`, { prompt: "a" })).json()).toEqual(COMPLETION);
@@ -140,7 +99,7 @@ test("kv-proxy --kubernetes-pods finds a prefill and a decode instance by the ro
 });
 
 test("kv-proxy without instances prints a hint and exits with 2", async () => {
-  const running = startCli(["--port", "0"]);
+  const running = startCli("--port 0");
   expect(await running.exited).toBe(2);
   expect(running.stderr()).toBe(
     "kv-proxy: no prefill instance is given [KV_CONFIG_INVALID]\n  give --prefill http://host:port, one or more\n",
@@ -149,8 +108,9 @@ test("kv-proxy without instances prints a hint and exits with 2", async () => {
 
 test("kv-proxy exits with 2 when its admin port is taken", async () => {
   const p = await upstream(prefillOk);
-  const instances = ["--prefill", p.url, "--decode", p.url];
-  const running = startCli([...instances, "--port", "0", "--admin-port", portOf(p.url)]);
+  const running = startCli(
+    `--prefill ${p.url} --decode ${p.url} --port 0 --admin-port ${portOf(p.url)}`,
+  );
   expect(await running.exited).toBe(2);
   expect(running.stderr()).toContain(`cannot listen on 127.0.0.1:${portOf(p.url)} (EADDRINUSE)`);
   expect(await running.line()).not.toContain("ready");

@@ -5,8 +5,6 @@ type Fields = Readonly<Record<string, unknown>>;
 
 /** What an instance answers. */
 export interface ScriptedAnswer {
-  /** Default: 200. */
-  readonly status?: number;
   readonly contentType: string;
   readonly text: string;
 }
@@ -103,3 +101,18 @@ const MESSAGE_STREAM =
   named("message_start", { message: { ...message, content: [] } }) +
   named("content_block_delta", { index: 0, delta: { type: "text_delta", text: TEXT } }) +
   named("message_stop", {});
+
+/**
+ * The events of a stream in the order of the choices. Where streams are merged, the order between
+ * choices is chance.
+ */
+export function byChoice(text: string): string {
+  if (!text.startsWith("data: ")) return text;
+  const indexOf = (event: string) =>
+    Number(/"index":(\d+)/.exec(event)?.[1] ?? Number.MAX_SAFE_INTEGER);
+  const events = text.split("\n\n").map((event) => ({ event, index: indexOf(event) }));
+  return events
+    .sort((a, b) => a.index - b.index)
+    .map(({ event }) => event)
+    .join("\n\n");
+}

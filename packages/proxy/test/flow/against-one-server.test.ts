@@ -1,29 +1,20 @@
 import { describe, expect, test } from "vitest";
-import { post, runProxy, upstream } from "../support/set-up.js";
+import { post, runFleet, runProxy, upstream } from "../support/set-up.js";
 import { vllmPair } from "../support/vllm-stub.js";
 
 type Shape = "a proxy" | "a sidecar";
 
 async function pair(shape: Shape = "a proxy") {
   const vllm = vllmPair();
-  const [p1, p2, d1, d2, alone] = await Promise.all(
-    [vllm.prefill, vllm.prefill, vllm.decode, vllm.decode, vllm.alone].map((answer) =>
-      upstream(answer),
-    ),
-  );
-  const [prefillers, decoders] = [
-    [p1?.url ?? "", p2?.url ?? ""],
-    [d1?.url ?? "", d2?.url ?? ""],
-  ];
+  const { prefill, decode } = vllm;
+  const alone = await upstream(vllm.alone);
   const isSidecar = shape === "a sidecar";
-  const { url, proxy } = await runProxy(
-    isSidecar
-      ? { decoders: decoders.slice(0, 1), sidecar: { allow: ["127.0.0.1"] } }
-      : { prefillers, decoders },
-  );
-  const named = prefillers.map((each) => new URL(each).host).join(", ");
-  const headers = { "x-request-id": "r", ...(isSidecar ? { "x-prefiller-host-port": named } : {}) };
-  return { vllm, url, proxy, alone: alone?.url ?? "", headers };
+  const running = await runFleet([prefill, prefill], isSidecar ? [decode] : [decode, decode], {
+    ...(isSidecar && { prefillers: [], sidecar: { allow: ["127.0.0.1"] } }),
+  });
+  const named = running.p.map(({ url }) => new URL(url).host).join(", ");
+  const headers = { "x-request-id": "r", ...(isSidecar && { "x-prefiller-host-port": named }) };
+  return { ...running, vllm, alone: alone.url, headers };
 }
 
 /** Chunks of all choices in the order of the choice: between choices the order is chance. */
@@ -118,26 +109,22 @@ describe.each<Shape>(["a proxy", "a sidecar"])("%s", (shape) => {
     { prompt: "a", stream_options: { include_usage: true } },
     { prompt: "a", stream: true, prompt_logprobs: 1 },
   ])("refuses %j with 400, and no blocks stay held", async (body) => {
-    const { vllm, url, headers } = await pair(shape);
-    expect((await post(`${url}/v1/completions`, body, { headers })).status).toBe(400);
+    const { vllm, ask, headers } = await pair(shape);
+    expect((await ask(body, { headers })).status).toBe(400);
     expect(vllm.held.size).toBe(0);
   });
 
   test("refuses more parts than the limit before any leg", async () => {
-    const { vllm, url, headers } = await pair(shape);
-    const refused = await post(
-      `${url}/v1/completions`,
-      { prompt: ["a", "b"], n: 200 },
-      { headers },
-    );
+    const { vllm, ask, headers } = await pair(shape);
+    const refused = await ask({ prompt: ["a", "b"], n: 200 }, { headers });
     expect([refused.status, vllm.held.size]).toEqual([400, 0]);
   });
 
   test.each(['"5"', "1.0", "true"])(
     "refuses copies with a seed of %s, which vLLM accepts as an integer",
     async (seed) => {
-      const { vllm, url, headers } = await pair(shape);
-      const refused = await post(`${url}/v1/completions`, `{"prompt":"a","n":2,"seed":${seed}}`, {
+      const { vllm, ask, headers } = await pair(shape);
+      const refused = await ask(`{"prompt":"a","n":2,"seed":${seed}}`, {
         headers,
       });
       expect([refused.status, await refused.text()]).toEqual([
@@ -145,32 +132,25 @@ describe.each<Shape>(["a proxy", "a sidecar"])("%s", (shape) => {
         expect.stringContaining("seed is"),
       ]);
       expect(vllm.held.size).toBe(0);
-      expect(
-        (await post(`${url}/v1/completions`, '{"prompt":"a","n":2,"seed":null}', { headers }))
-          .status,
-      ).toBe(200);
-      expect(
-        (await post(`${url}/v1/completions`, `{"prompt":"a","seed":${seed}}`, { headers })).status,
-      ).toBe(200);
+      for (const fine of ['{"prompt":"a","n":2,"seed":null}', `{"prompt":"a","seed":${seed}}`])
+        expect((await ask(fine, { headers })).status).toBe(200);
     },
   );
 });
 
 test("copies of a prompt go to one prefill instance, the first before the others", async () => {
-  const vllm = vllmPair();
-  const ps = await Promise.all([0, 1, 2].map(() => upstream(vllm.prefill)));
-  const d = await upstream(vllm.decode);
-  const { url } = await runProxy({ prefillers: ps.map((p) => p.url), decoders: [d.url] });
-  await post(`${url}/v1/completions`, { prompt: ["a", "b"], n: 3 });
-  const prompts = ps.map(({ seen }) => seen.map(({ json }) => json.prompt));
-  expect(prompts.sort()).toEqual([[], ["a", "a", "a"], ["b", "b", "b"]]);
+  const { prefill, decode } = vllmPair();
+  const { ask, p } = await runFleet([prefill, prefill, prefill], [decode]);
+  await ask({ prompt: ["a", "b"], n: 3 });
+  const prompts = p.map(({ seen }) => seen.map(({ json }) => json.prompt));
+  expect([...prompts].sort()).toEqual([[], ["a", "a", "a"], ["b", "b", "b"]]);
 });
 
 test("copies of a prompt go to one rank of a data-parallel prefill instance", async () => {
   const vllm = vllmPair();
   const [p, d] = [await upstream(vllm.prefill), await upstream(vllm.decode)];
-  const { url } = await runProxy({ prefillers: [`${p.url}@0`, `${p.url}@1`], decoders: [d.url] });
-  await post(`${url}/v1/completions`, { prompt: ["a", "b"], n: 3 });
+  const { ask } = await runProxy({ prefillers: [`${p.url}@0`, `${p.url}@1`], decoders: [d.url] });
+  await ask({ prompt: ["a", "b"], n: 3 });
   const ranks = (prompt: string) =>
     p.seen
       .filter(({ json }) => json.prompt === prompt)

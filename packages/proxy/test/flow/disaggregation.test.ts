@@ -1,33 +1,24 @@
-import {
-  COMPLETION,
-  decodeOk,
-  KV_PARAMS_TEXT,
-  prefillOk,
-  sendJson,
-} from "@kv/testing/http/fake-upstream";
+import { decodeOk, KV_PARAMS_TEXT, prefillOk } from "@kv/testing/http/fake-upstream";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import type { ProxyOptions } from "../../src/index.js";
-import { post, runPair, runProxy, upstream } from "../support/set-up.js";
+import { post, runFleet, runPair, sends } from "../support/set-up.js";
 
 async function start(options: ProxyOptions, prefill = prefillOk) {
-  const [p, d1, d2] = [await upstream(prefill), await upstream(decodeOk), await upstream(decodeOk)];
-  const running = await runProxy({
-    prefillers: [p.url],
-    decoders: [d1.url, d2.url],
+  const running = await runFleet([prefill], [decodeOk, decodeOk], {
     admin: { port: 0 },
     ...options,
   });
   const reasons = async () => {
-    const text = await (await fetch(`${running.adminUrl}/metrics`)).text();
-    const found = text.matchAll(
+    const found = (await running.metrics()).matchAll(
       /^kv_proxy_disaggregation_total\{legs="(\d)",reason="([a-z-]+)"\} (\d+)$/gm,
     );
     return Object.fromEntries(
       [...found].map(([, legs, reason, count]) => [`${legs} ${reason}`, Number(count)]),
     );
   };
-  return { p, d1, d2, reasons, ...running };
+  const [p, d1, d2] = [...running.p, ...running.d] as const;
+  return { ...running, p, d1, d2, reasons };
 }
 
 const ids = (count: number, from = 0) => Array.from({ length: count }, (_, at) => from + at);
@@ -35,9 +26,9 @@ const prompts = (one: { seen: readonly { method: string }[] }) =>
   one.seen.filter(({ method }) => method === "POST").length;
 
 test("a short prompt goes to a decode instance alone, a long one has two legs; the reason is in the metric", async () => {
-  const { p, d1, d2, url, reasons } = await start({ disaggregateAbove: 100 });
+  const { p, d1, d2, ask, reasons } = await start({ disaggregateAbove: 100 });
   for (const prompt of [ids(100), ids(101), "short", "x".repeat(1000)])
-    expect((await post(`${url}/v1/completions`, { prompt })).status).toBe(200);
+    expect((await ask({ prompt })).status).toBe(200);
   expect(prompts(p)).toBe(2);
   // Each in turn, also where the instance was chosen for the decision.
   expect([prompts(d1), prompts(d2)]).toEqual([2, 2]);
@@ -69,16 +60,14 @@ test("a prompt that would wait for a prefill instance longer than it takes to co
   const held: (() => void)[] = [];
   let holds = false;
   const answer = `{"choices":[{"text":"x"}],"usage":{"prompt_tokens":300},"kv_transfer_params":${KV_PARAMS_TEXT}}`;
-  const { p, url, reasons } = await start({ disaggregateAbove: 100 }, ({ response }) => {
+  const { p, ask, reasons } = await start({ disaggregateAbove: 100 }, ({ response }) => {
     const send = () => response.writeHead(200, { "content-type": "application/json" }).end(answer);
     if (holds) held.push(send);
     else send();
   });
-  await post(`${url}/v1/completions`, { prompt: ids(300) });
+  await ask({ prompt: ids(300) });
   holds = true;
-  const waiting = [1, 2, 3].map((from) =>
-    post(`${url}/v1/completions`, { prompt: ids(300, from) }),
-  );
+  const waiting = [1, 2, 3].map((from) => ask({ prompt: ids(300, from) }));
   await expect.poll(async () => (await reasons())["1 prefill-busy"] ?? 0).toBeGreaterThan(0);
   for (const send of held) send();
   holds = false;
@@ -90,7 +79,7 @@ test("a decode instance with requests in flight computes few prompts a second, a
   const clock = manualClock();
   const answer = `{"choices":[{"text":"x"}],"usage":{"prompt_tokens":300},"kv_transfer_params":${KV_PARAMS_TEXT}}`;
   let decoding = () => {};
-  const { p, d, url } = await runPair(
+  const { p, d, ask } = await runPair(
     {
       p: ({ response }) => {
         clock.advance(1000);
@@ -104,7 +93,7 @@ test("a decode instance with requests in flight computes few prompts a second, a
     { disaggregateAbove: 100, clock },
   );
   const send = async (prompt: readonly number[], user = "") => {
-    expect((await post(`${url}/v1/completions`, { prompt, user })).status).toBe(200);
+    expect((await ask({ prompt, user })).status).toBe(200);
     return prompts(p);
   };
   expect(await send(ids(300))).toBe(1);
@@ -118,34 +107,27 @@ test("a decode instance with requests in flight computes few prompts a second, a
   expect(await held).toBe(2);
 });
 
-test("a decode instance that fails alone is replaced by another; prompt log probabilities always have two legs", async () => {
-  const p = await upstream(prefillOk);
-  const [bad, good] = [
-    await upstream(({ response }) => sendJson(response, {}, 500)),
-    await upstream(({ response }) => sendJson(response, COMPLETION)),
-  ];
-  const { url } = await runProxy({
-    prefillers: [p.url],
-    decoders: [bad.url, good.url],
+test("a decode instance that fails alone is replaced by another; P alone answers about a prompt", async () => {
+  const { ask, p, d } = await runFleet([prefillOk], [sends(500), decodeOk], {
     disaggregateAbove: 100,
   });
   for (let index = 0; index < 2; index++)
-    expect((await post(`${url}/v1/completions`, { prompt: [1, 2, 3] })).status).toBe(200);
-  expect([prompts(bad), prompts(good), prompts(p)]).toEqual([2, 2, 0]);
-  await post(`${url}/v1/completions`, { prompt: [1, 2, 3], prompt_logprobs: 1 });
-  expect(prompts(p)).toBeGreaterThan(0);
+    expect((await ask({ prompt: [1, 2, 3] })).status).toBe(200);
+  expect([...d, ...p].map(prompts)).toEqual([2, 2, 0]);
+  await ask({ prompt: [1, 2, 3], prompt_logprobs: 1 });
+  expect(prompts(p[0])).toBeGreaterThan(0);
 });
 
 test("the copies of a long prompt begin as fast as their bodies leave, and not all at once", async () => {
   let [most, answered] = [0, 0];
-  const { url, proxy } = await runPair({
+  const { ask, proxy } = await runPair({
     p: (seen) => {
       most = Math.max(most, proxy.status().prefillers[0]?.in_flight ?? 0);
       answered += 1;
       prefillOk(seen);
     },
   });
-  const response = await post(`${url}/v1/completions`, { prompt: "a".repeat(200_000), n: 64 });
+  const response = await ask({ prompt: "a".repeat(200_000), n: 64 });
   expect([response.status, answered]).toEqual([200, 64]);
   expect(most).toBeLessThan(32);
 });

@@ -4,7 +4,7 @@ import { setFlagsFromString } from "node:v8";
 import { runInNewContext } from "node:vm";
 import { COMPLETION, sendJson } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { post, runProxy, upstream } from "../support/set-up.js";
+import { runProxy, upstream } from "../support/set-up.js";
 
 setFlagsFromString("--expose-gc");
 const collect = runInNewContext("gc") as () => void;
@@ -32,10 +32,10 @@ test.each(["pull", "push"] as const)(
     const p = await upstream(({ response }) => sendJson(response, answer));
     const d = await upstream(({ response }) => sendJson(response, COMPLETION));
     const prefillers = [{ url: p.url, kv: { engineId: "e" } }];
-    const { url } = await runProxy({ mode, prefillers, decoders: [d.url] });
+    const { ask } = await runProxy({ mode, prefillers, decoders: [d.url] });
     const heapAfter = async (requests: number) => {
       for (let sent = 0; sent < requests; sent += 1) {
-        await (await post(`${url}/v1/completions`, { prompt: "a" })).text();
+        await (await ask()).text();
       }
       // The two stubs record their requests.
       for (const { seen } of [p, d]) (seen as unknown[]).length = 0;

@@ -1,15 +1,15 @@
 import { ServerResponse } from "node:http";
 import { gzipSync } from "node:zlib";
 import {
+  type Answer,
   COMPLETION,
-  prefillOk,
   STREAM,
   sendJson,
   sendStream,
 } from "@kv/testing/http/fake-upstream";
 import { postText, rawClient } from "@kv/testing/http/raw-client";
 import { expect, test, vi } from "vitest";
-import { errorOf, post, runPair, runProxy, upstream } from "../support/set-up.js";
+import { errorOf, runPair } from "../support/set-up.js";
 
 /** Each describes one answer, and not one that is made of three. */
 const OF_ONE_ANSWER = {
@@ -28,7 +28,7 @@ const OF_ONE_ANSWER = {
 test.each([true, false])(
   "GIE#2996: no header of one answer stands on a merged one, streamed: %s",
   async (stream) => {
-    const { url } = await runPair({
+    const { ask } = await runPair({
       d: ({ response }) => {
         for (const [name, value] of Object.entries(OF_ONE_ANSWER)) response.setHeader(name, value);
         response.setHeader("cache-control", "no-store");
@@ -37,7 +37,7 @@ test.each([true, false])(
         return sendStream(response, STREAM);
       },
     });
-    const response = await post(`${url}/v1/completions`, { prompt: "a", n: 3, stream });
+    const response = await ask({ n: 3, stream });
     const text = await response.text();
     const headers = Object.fromEntries(response.headers);
     for (const name of Object.keys(OF_ONE_ANSWER)) expect(headers).not.toHaveProperty(name);
@@ -51,7 +51,7 @@ test.each([true, false])(
       expect((JSON.parse(text) as { choices: unknown[] }).choices).toHaveLength(3);
     }
     // A single answer passes as it is.
-    const single = await post(`${url}/v1/completions`, { prompt: "a", stream });
+    const single = await ask({ stream });
     expect(Object.fromEntries(single.headers)).toMatchObject(OF_ONE_ANSWER);
   },
 );
@@ -71,40 +71,40 @@ test("a single stream with a content-length may end with an error event", async 
   expect(received()).toContain("ended its stream without its last event");
 });
 
-test("a server failure that is changed has no header of the one that the instance sent", async () => {
-  const { url } = await runPair({
-    d: ({ response }) => {
-      response
-        .setHeader("etag", '"1"')
-        .setHeader("content-digest", "sha-256=:AA==:")
-        .setHeader("retry-after", "7");
-      sendJson(response, { error: { message: "no KV from 10.1.2.3:5600" } }, 500);
-    },
-  });
-  const response = await post(`${url}/v1/completions`, { prompt: "a" });
-  expect([response.status, response.headers.get("retry-after")]).toEqual([500, "7"]);
-  expect([response.headers.get("etag"), response.headers.get("content-digest")]).toEqual([
-    null,
-    null,
-  ]);
-  expect(await response.text()).not.toContain("10.1.2.3");
-});
+test.each(["application/json", "text/event-stream"])(
+  "a server failure of the type %s that is changed has no header of the one that the instance sent",
+  async (type) => {
+    const { ask } = await runPair({
+      d: ({ response }) => {
+        response
+          .setHeader("etag", '"1"')
+          .setHeader("content-digest", "sha-256=:AA==:")
+          .setHeader("retry-after", "7");
+        const message = "no KV from 10.1.2.3:5600, see http://p1.internal:8100/metrics";
+        response.writeHead(500, { "content-type": type });
+        response.end(`data: ${JSON.stringify({ error: { message } })}\n\n`);
+      },
+    });
+    const response = await ask();
+    expect([response.status, response.headers.get("retry-after")]).toEqual([500, "7"]);
+    expect([response.headers.get("etag"), response.headers.get("content-digest")]).toEqual([
+      null,
+      null,
+    ]);
+    expect(await response.text()).not.toMatch(/10\.1\.2\.3|internal/);
+  },
+);
 
 test.each(["prefill", "decode"])(
   "an answer of the %s instance in a coding that no leg accepts is a 502 that names it",
   async (role) => {
-    const gzipped = await upstream(({ response }) => {
+    const gzipped: Answer = ({ response }) => {
       response.writeHead(200, { "content-type": "application/json", "content-encoding": "gzip" });
       response.end(gzipSync(JSON.stringify(COMPLETION)));
-    });
-    const [p, d] = [await upstream(prefillOk), gzipped];
-    const { url } = await runProxy(
-      role === "prefill"
-        ? { prefillers: [d.url], decoders: [d.url] }
-        : { prefillers: [p.url], decoders: [d.url] },
-    );
+    };
+    const { ask } = await runPair({ [role === "prefill" ? "p" : "d"]: gzipped });
     for (const n of [1, 2]) {
-      const error = await errorOf(await post(`${url}/v1/completions`, { prompt: "a", n }));
+      const error = await errorOf(await ask({ n }));
       expect(error).toMatchObject({
         status: 502,
         message: expect.stringContaining("content-encoding gzip"),
@@ -176,7 +176,7 @@ test("field.md R13: with n, an error in the tick of the first events is told to 
 });
 
 test("streams that are there at once are merged in turns of the event loop, one part in each", async () => {
-  const { url } = await runPair({ d: ({ response }) => sendStream(response, STREAM) });
+  const { ask } = await runPair({ d: ({ response }) => sendStream(response, STREAM) });
   let turn = 0;
   let isCounting = true;
   const count = () => {
@@ -194,9 +194,7 @@ test("streams that are there at once are merged in turns of the event loop, one 
     if (String(args[0]).includes('"index":') && typeof args[0] === "string") turns.add(turn);
     return Reflect.apply(write, this, args) as boolean;
   });
-  const text = await (
-    await post(`${url}/v1/completions`, { prompt: "a", n: 32, stream: true })
-  ).text();
+  const text = await (await ask({ n: 32, stream: true })).text();
   isCounting = false;
   vi.restoreAllMocks();
   expect(new Set(text.match(/"index":\d+/g)).size).toBe(32);

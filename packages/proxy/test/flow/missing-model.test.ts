@@ -1,31 +1,29 @@
-import { COMPLETION, prefillOk, type Seen, sendJson } from "@kv/testing/http/fake-upstream";
+import { type Answer, decodeOk, prefillOk, type Seen } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { post, runProxy, upstream } from "../support/set-up.js";
+import { isRelease } from "../support/releases.js";
+import { post, runFleet, sends } from "../support/set-up.js";
 
 const NO_MODEL = {
   error: { message: "no model", type: "NotFoundError", param: "model", code: 404 },
 };
 
 /** An instance that has the LoRA adapter `lora`, or not. */
-const instance = (has: boolean, answer: (seen: Seen) => void | Promise<void>) =>
-  upstream((seen) =>
-    has || seen.json["model"] === "base" ? answer(seen) : sendJson(seen.response, NO_MODEL, 404),
-  );
-const decode = ({ response }: Seen) => sendJson(response, COMPLETION);
+const having =
+  (answer: Answer) =>
+  (has: boolean): Answer =>
+  (seen) =>
+    (has || seen.json["model"] === "base" ? answer : sends(404, NO_MODEL))(seen);
 
 async function start(
   mode: "pull" | "push",
   prefillers: readonly boolean[],
   decoders: readonly boolean[],
 ) {
-  const p = await Promise.all(prefillers.map((has) => instance(has, prefillOk)));
-  const d = await Promise.all(decoders.map((has) => instance(has, decode)));
-  const { url } = await runProxy({
-    mode,
-    prefillers: p.map((one, at) => ({ url: one.url, kv: { engineId: `p${at}` } })),
-    decoders: d.map((one) => one.url),
-    routing: { prefill: "round-robin", decode: "round-robin" },
-  });
+  const { p, d, url } = await runFleet(
+    prefillers.map(having(prefillOk)),
+    decoders.map(having(decodeOk)),
+    { mode, routing: { prefill: "round-robin", decode: "round-robin" } },
+  );
   const ask = async (model: string, path = "/v1/completions", body = {}) =>
     (await post(`${url}${path}`, { model, prompt: "a", ...body })).status;
   return { p, d, ask };
@@ -33,12 +31,7 @@ async function start(
 
 /** How often each was asked for a model, without the requests that free blocks. */
 const asked = (of: readonly { readonly seen: readonly Seen[] }[], model: string) =>
-  of.map(
-    ({ seen }) =>
-      seen.filter(({ json, headers }) => json["model"] === model && !isRelease(headers)).length,
-  );
-const isRelease = (headers: Seen["headers"]) =>
-  String(headers["x-request-id"]).endsWith("-release");
+  of.map(({ seen }) => seen.filter((one) => one.json["model"] === model && !isRelease(one)).length);
 
 test.each(["pull", "push"] as const)(
   "field.md R13: %s: a LoRA adapter that only some instances have is served by these, and the others are asked once",

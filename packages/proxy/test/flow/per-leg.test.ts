@@ -1,9 +1,9 @@
 import { readFileSync } from "node:fs";
 import { CLIENT_HEADERS } from "@kv/fleet/front-end";
-import { type Answer, COMPLETION, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
+import { type Answer, COMPLETION } from "@kv/testing/http/fake-upstream";
 import { describe, expect, test } from "vitest";
 import { ANSWER_MEMBERS } from "../../src/response/answer-members.js";
-import { post, runPair, runProxy, upstream } from "../support/set-up.js";
+import { runFleet, runPair, runProxy, sends } from "../support/set-up.js";
 
 interface Api {
   readonly headers: readonly string[];
@@ -38,10 +38,10 @@ describe("field.md R6, R10, R11: one table for each leg", () => {
 });
 
 test("field.md R6: D's data-parallel rank and the format of its metrics do not reach P; the session and the priority reach both", async () => {
-  const { p, d, url } = await runPair({ d: ({ response }) => sendJson(response, COMPLETION) });
+  const { p, d, ask } = await runPair();
   const both = { "x-session-id": "s", "x-vllm-priority": "2", tracestate: "a=b" };
   const ofD = { "x-data-parallel-rank": "3", "endpoint-load-metrics-format": "json" };
-  await post(`${url}/v1/completions`, { prompt: "a" }, { headers: { ...both, ...ofD } });
+  await ask({}, { headers: { ...both, ...ofD } });
   expect(d.seen[0]?.headers).toMatchObject({ ...both, ...ofD });
   expect(p.seen[0]?.headers).toMatchObject(both);
   for (const name of Object.keys(ofD)) expect(p.seen[0]?.headers).not.toHaveProperty(name);
@@ -50,26 +50,21 @@ test("field.md R6: D's data-parallel rank and the format of its metrics do not r
     decoders: [d.url],
     forwardHeaders: ["X-data-parallel-rank"],
   });
-  await post(`${forwarding.url}/v1/completions`, { prompt: "a" }, { headers: ofD });
+  await forwarding.ask({}, { headers: ofD });
   expect(p.seen[1]?.headers).toMatchObject({ "x-data-parallel-rank": "3" });
 });
 
 const EXPERTS = { ...COMPLETION, choices: [{ ...COMPLETION.choices[0], routed_experts: "AAAA" }] };
 
 test("field.md R11: experts that D cannot know are left out, and a header names them; those of D alone stay", async () => {
-  const [p, d] = [
-    await upstream(prefillOk),
-    await upstream(({ response }) => sendJson(response, EXPERTS)),
-  ];
-  const instances = { prefillers: [p.url], decoders: [d.url] };
-  const { url } = await runProxy(instances);
+  const { ask } = await runPair({ d: sends(200, EXPERTS) });
   for (const body of [{ prompt: "a" }, { prompt: "a", n: 2 }]) {
-    const answer = await post(`${url}/v1/completions`, body);
+    const answer = await ask(body);
     expect(answer.headers.get("x-kv-left-out")).toBe("routed_experts");
     expect(JSON.stringify(await answer.json())).toMatch(/^((?!AAAA).)*"routed_experts":null/);
   }
-  const alone = await runProxy({ ...instances, disaggregateAbove: 1_000_000 });
-  const answer = await post(`${alone.url}/v1/completions`, { prompt: "a" });
+  const alone = await runPair({ d: sends(200, EXPERTS) }, { disaggregateAbove: 1_000_000 });
+  const answer = await alone.ask();
   expect([answer.headers.get("x-kv-left-out"), await answer.json()]).toEqual([null, EXPERTS]);
 });
 
@@ -79,11 +74,11 @@ test("field.md R13: an answer that is too long to be held has no KV parameters o
     choices: [{ index: 0, text, routed_experts: text }],
     kv_transfer_params: { remote_host: "h" },
   };
-  const { url } = await runPair(
-    { d: ({ response }) => sendJson(response, long) },
+  const { ask } = await runPair(
+    { d: sends(200, long) },
     { limits: { heldAnswerLengthBytes: 1000 } },
   );
-  const answer = await post(`${url}/v1/completions`, { prompt: "a" });
+  const answer = await ask();
   expect(await answer.json()).toEqual({
     choices: [{ index: 0, text, routed_experts: null }],
     kv_transfer_params: null,
@@ -92,31 +87,24 @@ test("field.md R13: an answer that is too long to be held has no KV parameters o
 
 describe("field.md R10: in push, the cached tokens are P's", () => {
   const usage = { prompt_tokens: 10, prompt_tokens_details: { cached_tokens: 10 } };
-  const kv = {
+  const params = {
     do_remote_prefill: true,
     remote_block_ids: [[1]],
     remote_engine_id: "e",
     remote_request_id: "r",
-  };
-  const params = {
-    ...kv,
     remote_host: "127.0.0.1",
     remote_port: 5600,
     tp_size: 1,
     transfer_mode: "push",
   };
-  const start = async (prefillAnswer: object, delayMs = 0, decodeAnswer: object = COMPLETION) => {
-    const p = await upstream(async ({ response }) => {
-      await new Promise((resolve) => setTimeout(resolve, delayMs));
-      sendJson(response, { choices: [{ text: "a" }], ...prefillAnswer });
-    });
-    const d = await upstream(({ response }) => sendJson(response, { ...decodeAnswer, usage }));
-    return runProxy({
-      mode: "push",
-      prefillers: [{ url: p.url, kv: { engineId: "e" } }],
-      decoders: [d.url],
-      limits: { heldAnswerLengthBytes: 100_000 },
-    });
+  /** P answers later than D. */
+  const start = (prefillAnswer: object, decodeAnswer: object = COMPLETION) => {
+    const late = sends(200, { choices: [{ text: "a" }], ...prefillAnswer });
+    return runFleet(
+      [(seen) => void setTimeout(() => void late(seen), 50)],
+      [sends(200, { ...decodeAnswer, usage })],
+      { mode: "push", limits: { heldAnswerLengthBytes: 100_000 } },
+    );
   };
 
   test.each([
@@ -132,8 +120,8 @@ describe("field.md R10: in push, the cached tokens are P's", () => {
     ],
     ["none where it says nothing", { kv_transfer_params: params, usage: null }, null],
   ])("%s", async (_name, prefillAnswer, cached) => {
-    const { url } = await start(prefillAnswer, 50);
-    const answer = (await (await post(`${url}/v1/completions`, { prompt: "a" })).json()) as object;
+    const { ask } = await start(prefillAnswer);
+    const answer = (await (await ask()).json()) as object;
     expect(answer).toEqual({
       ...COMPLETION,
       usage: { prompt_tokens: 10, prompt_tokens_details: { cached_tokens: cached } },
@@ -142,12 +130,11 @@ describe("field.md R10: in push, the cached tokens are P's", () => {
 
   test("also in an answer that is too long to be held, of which all other bytes stay", async () => {
     const long = { choices: [{ index: 0, text: "1.0é".repeat(100_000) }] };
-    const { url } = await start(
+    const { ask } = await start(
       { kv_transfer_params: { ...params, remote_prefill_cached_tokens: 4 } },
-      50,
       long,
     );
-    const answer = await (await post(`${url}/v1/completions`, { prompt: "a" })).text();
+    const answer = await (await ask()).text();
     const expected = { ...long, usage: { ...usage, prompt_tokens_details: { cached_tokens: 4 } } };
     expect(answer === JSON.stringify(expected)).toBe(true);
   });
@@ -155,37 +142,24 @@ describe("field.md R10: in push, the cached tokens are P's", () => {
 
 describe("field.md R13: P's limit of one token", () => {
   /** As vLLM 0.31 refuses a prompt that is too long. */
-  const tooLong: Answer = ({ json, response }) =>
-    sendJson(
-      response,
-      {
-        error: { message: `However, you requested ${json["max_tokens"]} output tokens`, code: 400 },
-      },
-      400,
-    );
+  const tooLong: Answer = (seen) =>
+    sends(400, {
+      error: { message: `However, you requested ${seen.json["max_tokens"]} output tokens` },
+    })(seen);
 
   test.each(["pull", "push"] as const)(
     "%s: its refusal is not what the client reads",
     async (mode) => {
-      const [p, d] = [await upstream(tooLong), await upstream(tooLong)];
-      const prefillers = [{ url: p.url, kv: { engineId: "e" } }];
-      const { url } = await runProxy({ mode, prefillers, decoders: [d.url] });
-      const refused = (body: object) =>
-        post(`${url}/v1/completions`, { prompt: "a", ...body }).then(async (answer) => [
-          answer.status,
-          await answer.text(),
-        ]);
-      expect(await refused({ max_tokens: 8 })).toEqual([
-        400,
-        expect.stringContaining("requested 8 output"),
-      ]);
-      const before = d.seen.length;
+      const { ask, d } = await runFleet([tooLong], [tooLong], { mode });
+      const refused = async (limit: number) => {
+        const answer = await ask({ max_tokens: limit });
+        return [answer.status, await answer.text()];
+      };
+      expect(await refused(8)).toEqual([400, expect.stringContaining("requested 8 output")]);
+      const before = d[0].seen.length;
       // The client's own limit is P's: nothing is unclear.
-      expect(await refused({ max_tokens: 1 })).toEqual([
-        400,
-        expect.stringContaining("requested 1 output"),
-      ]);
-      if (mode === "pull") expect(d.seen.length).toBe(before);
+      expect(await refused(1)).toEqual([400, expect.stringContaining("requested 1 output")]);
+      if (mode === "pull") expect(d[0].seen.length).toBe(before);
     },
   );
 });

@@ -2,7 +2,7 @@ import { type Answer, COMPLETION, type Seen, sendJson } from "@kv/testing/http/f
 import { describe, expect, it } from "vitest";
 import type { ProxyOptions } from "../../src/index.js";
 import { isRelease, releasesAt } from "../support/releases.js";
-import { post, runProxy, upstream } from "../support/set-up.js";
+import { post, runFleet, upstream } from "../support/set-up.js";
 
 type Fields = Readonly<Record<string, unknown>>;
 
@@ -75,33 +75,24 @@ const refuseLong = ({ json, response }: Seen): boolean => {
   return true;
 };
 
-async function start(pair: ReturnType<typeof pushPair>, options: Partial<ProxyOptions> = {}) {
-  const [p, d] = [await upstream(pair.prefill), await upstream(pair.decode)];
-  const { url, proxy } = await runProxy({
-    mode: "push",
-    prefillers: [{ url: p.url, kv: { engineId: "e" } }],
-    decoders: [d.url],
-    ...options,
-  });
-  return { p, d, url, proxy };
-}
+const push = { mode: "push" } as const;
+const start = (pair: ReturnType<typeof pushPair>, options: ProxyOptions = {}) =>
+  runFleet([pair.prefill], [pair.decode], { ...push, ...options });
 
 describe.each([
   ["vLLM's P", false],
   ["a P of this project", true],
 ])("F1: a push D refuses a request, and its blocks are freed: %s", (_, isKv) => {
-  it.each(["both at once", "prefill-first"] as const)(
+  it.each(["at-once", "prefill-first"] as const)(
     "F1: 120 requests with 400, %s",
-    async (legs) => {
+    async (pushLegs) => {
       const pair = pushPair({ isKv, refuse: refuseLong });
-      const { p, url } = await start(pair, legs === "prefill-first" ? { pushLegs: legs } : {});
+      const { ask, p } = await start(pair, { pushLegs });
       const answers = await Promise.all(
-        Array.from({ length: 120 }, () =>
-          post(`${url}/v1/completions`, { prompt: "a", max_tokens: 1e6 }),
-        ),
+        Array.from({ length: 120 }, () => ask({ max_tokens: 1e6 })),
       );
       expect(new Set(answers.map(({ status }) => status))).toEqual(new Set([400]));
-      expect(p.seen.length).toBe(120);
+      expect(p[0].seen.length).toBe(120);
       await expect.poll(() => pair.held.size).toBe(0);
       // The release of what P no longer holds would take blocks of D for ever.
       expect(pair.counts.registeredForNothing).toBe(0);
@@ -121,10 +112,10 @@ describe.each([
 
   it("F1: P is under way when D refuses", async () => {
     const pair = pushPair({ isKv, refuse: refuseLong });
-    const { d, url } = await start(pair);
+    const { ask, d } = await start(pair);
     const go = pair.holdPrefill();
-    const asked = post(`${url}/v1/completions`, { prompt: "a", max_tokens: 1e6 });
-    await d.request(0);
+    const asked = ask({ max_tokens: 1e6 });
+    await d[0].request(0);
     go();
     expect((await asked).status).toBe(400);
     await expect.poll(() => pair.held.size).toBe(0);
@@ -132,10 +123,10 @@ describe.each([
 
   it("F1: a request that is served has no release", async () => {
     const pair = pushPair({ isKv, refuse: refuseLong });
-    const { d, url, proxy } = await start(pair, { pushLegs: "prefill-first" });
-    expect((await post(`${url}/v1/completions`, { prompt: "a", max_tokens: 5 })).status).toBe(200);
+    const { ask, d, proxy } = await start(pair, { pushLegs: "prefill-first" });
+    expect((await ask({ max_tokens: 5 })).status).toBe(200);
     await proxy.close();
-    expect([d.seen.length, pair.held.size]).toEqual([1, 0]);
+    expect([d[0].seen.length, pair.held.size]).toEqual([1, 0]);
   });
 
   it.each([307, 404, 429, 501])("F1: D answers %i", async (status) => {
@@ -145,8 +136,8 @@ describe.each([
       return true;
     };
     const pair = pushPair({ isKv, refuse });
-    const { url } = await start(pair);
-    await post(`${url}/v1/completions`, { prompt: "a", max_tokens: 5 });
+    const { ask } = await start(pair);
+    await ask({ max_tokens: 5 });
     await expect.poll(() => pair.held.size).toBe(0);
     expect(pair.counts.registeredForNothing).toBe(0);
   });
@@ -162,11 +153,10 @@ describe("F1: a push D fails, and its engine may have taken the KV", () => {
         return true;
       };
       const pair = pushPair({ isKv: true, refuse });
-      const { p, d, url } = await start(pair);
-      for (let times = 0; times < 10; times += 1)
-        await post(`${url}/v1/completions`, { prompt: "a", max_tokens: 5 });
+      const { ask, p, d } = await start(pair);
+      for (let times = 0; times < 10; times += 1) await ask({ max_tokens: 5 });
       await expect.poll(() => pair.held.size).toBe(0);
-      await expect.poll(() => releasesAt(d)).toBe(p.seen.length);
+      await expect.poll(() => releasesAt(d[0])).toBe(p[0].seen.length);
     },
   );
 });
@@ -179,12 +169,8 @@ it("F1: P has answered with another engine than D was given: its blocks are free
   };
   const pair = pushPair({ isKv: false, refuse });
   const p = await upstream(pair.prefill);
-  const d = await upstream(pair.decode);
-  const { url } = await runProxy({
-    mode: "push",
-    prefillers: [{ url: p.url, kv: { engineId: "before" } }],
-    decoders: [d.url],
-  });
-  expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
+  const prefillers = [{ url: p.url, kv: { engineId: "before" } }];
+  const { ask } = await start(pair, { prefillers });
+  expect((await ask()).status).toBe(200);
   await expect.poll(() => pair.held.size).toBe(0);
 });

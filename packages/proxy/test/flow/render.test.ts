@@ -1,9 +1,8 @@
 import type { Routing, RoutingContext } from "@kv/fleet";
-import type { LogFields } from "@kv/interface";
-import { silentLog } from "@kv/interface";
-import { type Answer, decodeOk, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
+import { type Answer, decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
+import { recordedLog } from "@kv/testing/recorded-log";
 import { expect, test } from "vitest";
-import { post, runProxy, upstream } from "../support/set-up.js";
+import { breaks, post, runFleet, sends, upstream } from "../support/set-up.js";
 
 const CHAT = "/v1/chat/completions";
 
@@ -18,7 +17,7 @@ async function rendering(render: Answer) {
 
 async function proxied(prefill: string, options: { forwardHeaders?: string[] } = {}) {
   const seen: RoutingContext[] = [];
-  const warnings: [string, LogFields | undefined][] = [];
+  const { log, logged } = recordedLog();
   const routing: Routing = {
     name: "test",
     choose: ([first], context) => {
@@ -27,26 +26,21 @@ async function proxied(prefill: string, options: { forwardHeaders?: string[] } =
     },
     readsTokenIds: () => true,
   };
-  const decode = await upstream(decodeOk);
-  const { url } = await runProxy({
+  const running = await runFleet([], [decodeOk], {
     prefillers: [prefill],
-    decoders: [decode.url],
     createRouting: () => routing,
-    log: {
-      ...silentLog,
-      warn: (event, fields) => void (event !== "pairing-off" && warnings.push([event, fields])),
-    },
+    log,
     ...options,
   });
   return {
-    url,
-    warnings,
+    ...running,
+    logged,
     tokenIds: () => seen.map(({ request }) => request?.tokenIds && Array.from(request.tokenIds)),
   };
 }
 
 test("both legs are routed by the token ids that an instance has rendered, once for one prompt", async () => {
-  const p = await rendering(({ response }) => sendJson(response, { token_ids: [1, 2, 3] }));
+  const p = await rendering(sends(200, { token_ids: [1, 2, 3] }));
   const { url, tokenIds } = await proxied(p.url, { forwardHeaders: ["authorization"] });
   const messages = [{ role: "user", content: "hello" }];
   const body = { model: "m", messages, temperature: 0.1 };
@@ -72,51 +66,38 @@ test("both legs are routed by the token ids that an instance has rendered, once 
 });
 
 test("a completion's text is rendered, several copies once; a prompt of token ids and a list of prompts are not", async () => {
-  const p = await rendering(({ response }) => sendJson(response, [{ token_ids: [4, 5] }]));
-  const { url, tokenIds } = await proxied(p.url);
-  await post(`${url}/v1/completions`, { prompt: "text", n: 2 });
+  const p = await rendering(sends(200, [{ token_ids: [4, 5] }]));
+  const { ask, tokenIds } = await proxied(p.url);
+  await ask({ prompt: "text", n: 2 });
   // The second copy goes where the first one was computed, without a choice.
   expect(tokenIds()).toEqual(Array(3).fill([4, 5]));
   for (const prompt of [
     [1, 2],
     ["a", "b"],
   ])
-    await post(`${url}/v1/completions`, { prompt });
+    await ask({ prompt });
   expect(p.rendered()).toHaveLength(1);
 });
 
 test.each<[string, Answer, RegExp]>([
-  ["lacks the route", ({ response }) => sendJson(response, {}, 404), /404 .*since 0.32/],
-  [
-    "does not serve the route",
-    ({ response }) => sendJson(response, {}, 403),
-    /403 .*--enable-scale-out/,
-  ],
-  ["fails", ({ response }) => sendJson(response, {}, 500), /500/],
-  [
-    "answers without token ids",
-    ({ response }) => sendJson(response, { token_ids: "1" }),
-    /without token ids/,
-  ],
-  [
-    "answers wrong ids",
-    ({ response }) => sendJson(response, { token_ids: [1.5] }),
-    /without token ids/,
-  ],
-  ["closes the connection", ({ response }) => void response.destroy(), /closed the connection/],
+  ["lacks the route", sends(404), /404 .*since 0.32/],
+  ["does not serve the route", sends(403), /403 .*--enable-scale-out/],
+  ["fails", sends(500), /500/],
+  ["answers without token ids", sends(200, { token_ids: "1" }), /without token ids/],
+  ["answers wrong ids", sends(200, { token_ids: [1.5] }), /without token ids/],
+  ["closes the connection", breaks, /closed the connection/],
 ])(
   "where the instance %s, requests go on without token ids, and it is logged once",
   async (_, render, why) => {
     const p = await rendering(render);
-    const { url, tokenIds, warnings } = await proxied(p.url);
+    const { url, tokenIds, logged } = await proxied(p.url);
     for (const content of ["a", "b", "c"]) {
       const answer = await post(`${url}${CHAT}`, { messages: [{ role: "user", content }] });
       expect(answer.status).toBe(200);
     }
     expect(tokenIds()).toEqual(Array(6).fill(undefined));
-    expect(warnings).toEqual([
-      ["prompt-not-rendered", expect.objectContaining({ instance: p.url })],
+    expect(logged("prompt-not-rendered")).toEqual([
+      expect.objectContaining({ instance: p.url, reason: expect.stringMatching(why) }),
     ]);
-    expect(warnings[0]?.[1]?.["reason"]).toMatch(why);
   },
 );

@@ -4,9 +4,8 @@ import { connect, createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
-import type { DiscoveredInstances } from "@kv/fleet";
+import type { DiscoveredInstances, Discovery } from "@kv/fleet";
 import { selfSigned } from "@kv/http";
-import { type LogFields, silentLog } from "@kv/interface";
 import {
   type Answer,
   COMPLETION,
@@ -19,8 +18,10 @@ import {
 } from "@kv/testing/http/fake-upstream";
 import { startSideChannel } from "@kv/testing/http/side-channel";
 import { manualClock } from "@kv/testing/manual-clock";
+import { recordedLog } from "@kv/testing/recorded-log";
 import { afterEach, expect, test } from "vitest";
-import { errorOf, post, type RunningProxy, runProxy, upstream } from "../support/set-up.js";
+import type { ProxyOptions } from "../../src/index.js";
+import { errorOf, post, runProxy, sends, upstream } from "../support/set-up.js";
 import { vllmPair } from "../support/vllm-stub.js";
 
 const HEADER = "x-prefiller-host-port";
@@ -32,16 +33,17 @@ afterEach(async () => {
 });
 
 const hostOf = ({ url }: { readonly url: string }) => new URL(url).host;
-const ask = (
-  url: string,
-  named: string | undefined,
-  body: object = { prompt: "a" },
-  init: RequestInit = {},
-) =>
-  post(`${url}/v1/completions`, body, {
-    ...init,
-    headers: { ...(init.headers as object), ...(named === undefined ? {} : { [HEADER]: named }) },
-  });
+/** A sidecar beside a decode instance. `ask` names prefill instances in the header. */
+async function runSidecar(answer: Answer = decodeOk, options: ProxyOptions = {}) {
+  const d = await upstream(answer);
+  const running = await runProxy({ decoders: [d.url], sidecar: LOOPBACK, ...options });
+  const ask = (named?: string, body: object | string = {}, init: RequestInit = {}) =>
+    running.ask(body, {
+      ...init,
+      headers: { ...(init.headers as object), ...(named !== undefined && { [HEADER]: named }) },
+    });
+  return { ...running, d, ask };
+}
 const requestsOf = ({ seen }: FakeUpstream) => seen.map(({ path }) => path);
 /** An instance that tells its version, as pairing reads it. */
 const versioned =
@@ -50,22 +52,109 @@ const versioned =
     if (seen.method === "POST") return answer(seen);
     return sendJson(seen.response, { version }, seen.path === "/version" ? 200 : 404);
   };
-const metricsOf = async ({ adminUrl }: RunningProxy) => (await fetch(`${adminUrl}/metrics`)).text();
+
+/** A discovery that finds what a test says. */
+function byHand() {
+  const discovery = {
+    isClosed: false,
+    found: (_instances: DiscoveredInstances) => {},
+    create: (): Discovery => ({
+      name: "by hand",
+      watch(onChange) {
+        discovery.found = onChange;
+        return {
+          close() {
+            discovery.isClosed = true;
+          },
+        };
+      },
+    }),
+  };
+  return discovery;
+}
 
 test("a request goes to the prefill instance that its header names, then to the local decode instance with the KV", async () => {
-  const [p, other, d] = [
-    await upstream(prefillOk),
-    await upstream(prefillOk),
-    await upstream(decodeOk),
-  ];
-  const { url, proxy } = await runProxy({ decoders: [d.url], sidecar: LOOPBACK });
+  const [p, other] = [await upstream(prefillOk), await upstream(prefillOk)];
+  const { ask, d, proxy } = await runSidecar();
   expect(proxy.status()).toMatchObject({ flow: "sidecar, pull", prefillers: [] });
-  expect(await (await ask(url, hostOf(p))).json()).toEqual(COMPLETION);
+  expect(await (await ask(hostOf(p))).json()).toEqual(COMPLETION);
   expect([p, other, d].map(({ seen }) => seen.length)).toEqual([1, 0, 1]);
   expect(d.seen[0]?.body).toContain(KV_PARAMS_TEXT);
   // The header ends here: an instance that is a sidecar itself would go on to a third one.
   expect([p, d].map(({ seen }) => seen[0]?.headers[HEADER])).toEqual([undefined, undefined]);
   expect(proxy.status().prefillers).toMatchObject([{ url: p.url, requests: 1, in_flight: 0 }]);
+});
+
+const SOURCE_HEADER = "x-kv-cache-source-host-port";
+const sourceIn = ({ json }: { readonly json: unknown }) =>
+  (json as { kv_transfer_params?: { remote_kv_source?: { kv_request_id: string } } })
+    .kv_transfer_params?.remote_kv_source;
+
+test("F8: P takes cached KV from the instance of llm-d's header, D alone too; each leg under an id of its own", async () => {
+  const p = await upstream(prefillOk);
+  const sidecar = { ...LOOPBACK, p2pPull: true, ranks: { firstPort: 9000, count: 2 } };
+  const { ask, d } = await runSidecar(decodeOk, { sidecar });
+  const headers = { [SOURCE_HEADER]: "127.0.0.1:9001" };
+  const body = { prompt: "a", n: 2 };
+  expect((await ask(hostOf(p), body, { headers })).status).toBe(200);
+  expect((await ask(undefined, { prompt: "a" }, { headers })).status).toBe(200);
+  const [first, second, ...more] = p.seen.map(sourceIn);
+  const [withKv, withKvToo, alone] = d.seen.map(sourceIn);
+  expect([more, withKv, withKvToo]).toEqual([[], undefined, undefined]);
+  const source = {
+    kv_request_id: expect.stringMatching(/^[0-9a-f-]{36}$/),
+    remote_host: "127.0.0.1",
+    remote_port: 7778,
+  };
+  expect([first, second, alone]).toEqual([source, source, source]);
+  const ids = [first, second, alone].map((one) => one?.kv_request_id);
+  expect(new Set(ids).size).toBe(3);
+  // What makes P keep the KV is there as without.
+  expect(p.seen[0]?.json).toMatchObject({ kv_transfer_params: { do_remote_decode: true } });
+  expect([...p.seen, ...d.seen].map((one) => one.headers[SOURCE_HEADER])).toEqual(
+    Array(5).fill(undefined),
+  );
+});
+
+test("the header may name a pool that the settings name, at the pool's own port", async () => {
+  const p = await upstream(prefillOk);
+  const sidecar = { ...LOOPBACK, p2pPull: true, kvPools: ["10.0.0.9:5710"] };
+  const { ask } = await runSidecar(decodeOk, { sidecar });
+  for (const source of ["10.0.0.9:5710", "10.0.0.9:5711"]) {
+    const headers = { [SOURCE_HEADER]: source };
+    expect((await ask(hostOf(p), { prompt: "a" }, { headers })).status).toBe(200);
+  }
+  expect(p.seen.map(sourceIn)).toMatchObject([
+    { remote_host: "10.0.0.9", remote_port: 5710 },
+    undefined,
+  ]);
+});
+
+test("F8: a source that cannot be used is left out, with its reason in the log", async () => {
+  const p = await upstream(prefillOk);
+  const { log, logged } = recordedLog();
+  const on = await runSidecar(decodeOk, { sidecar: { ...LOOPBACK, p2pPull: true }, log });
+  const off = await runSidecar(decodeOk, { log });
+  for (const [{ ask }, source, named] of [
+    [on, "10.0.0.1:8000", hostOf(p)],
+    [on, "127.0.0.1", hostOf(p)],
+    [on, "user@127.0.0.1:80", hostOf(p)],
+    [off, "127.0.0.1:1", hostOf(p)],
+    [off, "127.0.0.1:1", hostOf(p)],
+    // Nobody takes KV from itself.
+    [on, hostOf(p), hostOf(p)],
+    [on, hostOf(on), undefined],
+  ] as const)
+    expect((await ask(named, {}, { headers: { [SOURCE_HEADER]: source } })).status).toBe(200);
+  const legs = [p, on.d, off.d].flatMap(({ seen }) => seen);
+  expect(legs.map(sourceIn)).toEqual(Array(13).fill(undefined));
+  const notHostPort = "it is not host:port";
+  expect(logged("kv-source-ignored").map(({ why }) => why)).toEqual([
+    "it is not allowed here",
+    notHostPort,
+    notHostPort,
+    "--enable-p2p-pull is not given",
+  ]);
 });
 
 test.each([
@@ -74,29 +163,17 @@ test.each([
 ])(
   "without the header, the decode instance answers %j alone, and gets it unsplit",
   async (body) => {
-    const d = await upstream(decodeOk);
-    const running = await runProxy({ decoders: [d.url], sidecar: LOOPBACK, admin: { port: 0 } });
-    for (const named of [undefined, "", " "])
-      expect((await ask(running.url, named, body)).status).toBe(200);
+    const { ask, d, metrics } = await runSidecar(decodeOk, { admin: { port: 0 } });
+    for (const named of [undefined, "", " "]) expect((await ask(named, body)).status).toBe(200);
     expect(d.seen.map(({ json }) => json)).toEqual([body, body, body]);
-    expect(await metricsOf(running)).toContain(
+    expect(await metrics()).toContain(
       'kv_proxy_disaggregation_total{legs="1",reason="no-prefiller"} 3',
     );
   },
 );
 
-test("a request with kv_transfer_params is refused, also without the header", async () => {
-  const d = await upstream(decodeOk);
-  const { url } = await runProxy({ decoders: [d.url], sidecar: LOOPBACK });
-  const body = { prompt: "a", kv_transfer_params: { do_remote_prefill: true } };
-  expect((await ask(url, undefined, body)).status).toBe(400);
-  expect(d.seen).toEqual([]);
-});
-
 test("the log has no text of bodies, of an instance's answers and no credentials", async () => {
-  const lines: unknown[] = [];
-  const keep = (event: string, fields?: LogFields) => void lines.push(event, fields);
-  const log = { debug: keep, info: keep, warn: keep, error: keep };
+  const { log, events } = recordedLog();
   const repeats: Answer = ({ response, body }) =>
     sendJson(response, { error: { message: body } }, 500);
   const unreadable: Answer = ({ response, body }) => void response.end(`{"choices":${body}`);
@@ -105,44 +182,29 @@ test("the log has no text of bodies, of an instance's answers and no credentials
     await upstream(repeats),
     await upstream(unreadable),
   ];
-  const d = await upstream(decodeOk);
-  const sidecar = { allow: ["127.0.0.1/32"] };
-  const { url } = await runProxy({ decoders: [d.url], sidecar, log });
-  const failing = await runProxy({ decoders: [broken.url], sidecar, log });
+  const options = { sidecar: { allow: ["127.0.0.1/32"] }, log };
+  const { ask } = await runSidecar(decodeOk, options);
+  const failing = await runSidecar(repeats, options);
   const headers = { authorization: "Bearer secret", cookie: "secret", "x-api-key": "secret" };
   const prompt = { prompt: "a secret" };
-  await (await ask(failing.url, hostOf(p), prompt, { headers })).text();
-  for (const named of [
-    hostOf(p),
-    hostOf(broken),
-    hostOf(odd),
-    new URL(await deadUrl()).host,
-    "10.0.0.1:80",
-    undefined,
-  ])
-    await (await ask(url, named, prompt, { headers })).text();
+  await (await failing.ask(hostOf(p), prompt, { headers })).text();
+  const named = [p, broken, odd, { url: await deadUrl() }, { url: "http://10.0.0.1:81" }];
+  for (const one of [...named.map(hostOf), undefined])
+    await (await ask(one, prompt, { headers })).text();
   for (const text of ['{"prompt": my secret prompt}', '{"prompt":"a","stream":"secret"}'])
-    await post(`${url}/v1/completions`, text, { headers });
-  const text = JSON.stringify(lines);
+    await ask(undefined, text, { headers });
+  const text = JSON.stringify(events);
   for (const event of ["request-done", "request-refused", "prefiller-refused", "leg-failed"])
     expect(text).toContain(`"${event}"`);
   expect(text).not.toContain("secret");
 });
 
 test("a prefill instance that is not allowed gets nothing, and the client 403; the log names it", async () => {
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const logged: (LogFields & { event: string })[] = [];
-  const log = {
-    ...silentLog,
-    warn: (event: string, fields = {}) => void logged.push({ event, ...fields }),
-  };
+  const p = await upstream(prefillOk);
+  const { log, logged } = recordedLog();
   const allow = [`127.0.0.1:${Number(new URL(p.url).port) + 1}`, "10.0.0.0/8", "p.example.org"];
-  const running = await runProxy({
-    decoders: [d.url],
-    sidecar: { allow },
-    log,
-    admin: { port: 0 },
-  });
+  const options = { sidecar: { allow }, log, admin: { port: 0 } };
+  const { ask, d, metrics, proxy } = await runSidecar(decodeOk, options);
   const others = [
     hostOf(p),
     `10.1.2.3:8000,${hostOf(p)}`,
@@ -150,7 +212,7 @@ test("a prefill instance that is not allowed gets nothing, and the client 403; t
     "q.example.org:80",
   ];
   for (const named of others) {
-    const answer = await ask(running.url, named);
+    const answer = await ask(named);
     expect(answer.status).toBe(403);
     const text = await answer.text();
     expect(text).toContain("KV_REQUEST_INVALID");
@@ -158,12 +220,12 @@ test("a prefill instance that is not allowed gets nothing, and the client 403; t
   }
   // In the decimal and the hexadecimal writing of 127.0.0.1 too.
   for (const host of ["2130706433", "0x7f000001"])
-    expect((await ask(running.url, `${host}:${new URL(p.url).port}`)).status).toBe(403);
+    expect((await ask(`${host}:${new URL(p.url).port}`)).status).toBe(403);
   expect([p.seen, d.seen]).toEqual([[], []]);
-  expect(running.proxy.status().prefillers).toEqual([]);
-  const refused = logged.filter(({ event }) => event === "prefiller-refused");
-  expect(refused[0]).toMatchObject({ prefiller: hostOf(p), requestId: expect.any(String) });
-  expect(await metricsOf(running)).toContain('kv_proxy_refused_total{limit="sidecar.allow"} 6');
+  expect(proxy.status().prefillers).toEqual([]);
+  const line = { prefiller: hostOf(p), requestId: expect.any(String) };
+  expect(logged("prefiller-refused")[0]).toMatchObject(line);
+  expect(await metrics()).toContain('kv_proxy_refused_total{limit="sidecar.allow"} 6');
 });
 
 test.each([
@@ -175,9 +237,8 @@ test.each([
   "10.0.0.1:8000,",
   "fd00::1:8000",
 ])("the header %s is refused with 400", async (named) => {
-  const d = await upstream(decodeOk);
-  const { url } = await runProxy({ decoders: [d.url], sidecar: { allow: ["*"] } });
-  expect(await errorOf(await ask(url, named))).toMatchObject({
+  const { ask, d } = await runSidecar(decodeOk, { sidecar: { allow: ["*"] } });
+  expect(await errorOf(await ask(named))).toMatchObject({
     status: 400,
     code: "KV_REQUEST_INVALID",
   });
@@ -185,22 +246,18 @@ test.each([
 });
 
 test("of several prefill instances, the first serves; the next one where it cannot be reached or fails", async () => {
-  const [first, second, d] = [
-    await upstream(prefillOk),
-    await upstream(prefillOk),
-    await upstream(decodeOk),
-  ];
-  const failing = await upstream(({ response }) => sendJson(response, { error: {} }, 500));
-  const dead = await deadUrl();
-  const { url } = await runProxy({ decoders: [d.url], sidecar: LOOPBACK });
+  const [first, second] = [await upstream(prefillOk), await upstream(prefillOk)];
+  const failing = await upstream(sends(500));
+  const dead = hostOf({ url: await deadUrl() });
+  const { ask } = await runSidecar();
   const both = `${hostOf(first)}, ${hostOf(second)}`;
-  for (let at = 0; at < 3; at += 1) expect((await ask(url, both)).status).toBe(200);
+  for (let at = 0; at < 3; at += 1) expect((await ask(both)).status).toBe(200);
   expect([first.seen.length, second.seen.length]).toEqual([3, 0]);
-  expect((await ask(url, `${hostOf({ url: dead })},${hostOf(second)}`)).status).toBe(200);
-  expect((await ask(url, `${hostOf(failing)},${hostOf(second)}`)).status).toBe(200);
+  expect((await ask(`${dead},${hostOf(second)}`)).status).toBe(200);
+  expect((await ask(`${hostOf(failing)},${hostOf(second)}`)).status).toBe(200);
   expect([first.seen.length, second.seen.length, failing.seen.length]).toEqual([3, 2, 1]);
   // An instance that only other requests name does not serve this one.
-  expect((await ask(url, hostOf({ url: dead }))).status).toBe(502);
+  expect((await ask(dead)).status).toBe(502);
   expect([first.seen.length, second.seen.length]).toEqual([3, 2]);
 });
 
@@ -209,9 +266,8 @@ test("push: both legs carry one id, and from the second request on leave at once
     const kv_transfer_params = { ...JSON.parse(KV_PARAMS_TEXT), transfer_mode: "push" };
     sendJson(response, { ...COMPLETION, kv_transfer_params });
   });
-  const d = await upstream(decodeOk);
-  const { url } = await runProxy({ mode: "push", decoders: [d.url], sidecar: LOOPBACK });
-  for (let at = 0; at < 2; at += 1) expect((await ask(url, hostOf(p))).status).toBe(200);
+  const { ask, d } = await runSidecar(decodeOk, { mode: "push" });
+  for (let at = 0; at < 2; at += 1) expect((await ask(hostOf(p))).status).toBe(200);
   await p.request(1);
   const ids = ({ seen }: FakeUpstream) => seen.map(({ headers }) => headers["x-request-id"]);
   expect(ids(p)).toEqual(ids(d));
@@ -222,17 +278,15 @@ test("push: both legs carry one id, and from the second request on leave at once
 test("P's blocks are freed when a client leaves between the legs", async () => {
   const vllm = vllmPair();
   const p = await upstream(versioned("0.33.0", vllm.prefill));
-  const d = await upstream(vllm.decode);
   // The engine that the side channel names is not the one that answers, so the sidecar reads it
   // again between the legs.
   const side = await startSideChannel(() => ({ engineId: "before", vllmVersion: "0.33.0" }));
   open.push(side);
-  const { url, proxy } = await runProxy({
-    decoders: [d.url],
+  const { ask, proxy } = await runSidecar(vllm.decode, {
     sidecar: { ...LOOPBACK, kv: { port: side.port } },
     pairing: { mode: "lenient" },
   });
-  expect((await ask(url, hostOf(p), { prompt: "a", temperature: -1 })).status).toBe(400);
+  expect((await ask(hostOf(p), { temperature: -1 })).status).toBe(400);
   await expect.poll(() => proxy.status().prefillers[0]?.pairing?.engine_id).toBe("before");
   await side.close();
   const mute = createServer();
@@ -240,7 +294,7 @@ test("P's blocks are freed when a client leaves between the legs", async () => {
   await new Promise<void>((resolve) => mute.listen(side.port, "127.0.0.1", resolve));
   open.push({ close: async () => void mute.close() });
   const client = new AbortController();
-  const asked = ask(url, hostOf(p), { prompt: "a" }, { signal: client.signal });
+  const asked = ask(hostOf(p), {}, { signal: client.signal });
   await isRead;
   expect(vllm.held.size).toBe(1);
   client.abort();
@@ -269,81 +323,54 @@ test("a prefill instance that does not fit is passed over for the next one named
   );
   const fit = await upstream(versioned("0.33.0", prefillOk));
   const d = await upstream(versioned("0.33.0", decodeOk));
-  let found = (_instances: DiscoveredInstances) => {};
-  const { url, proxy } = await runProxy({
+  const discovery = byHand();
+  const { ask, proxy } = await runSidecar(decodeOk, {
     decoders: [{ url: d.url, kv: { host: "127.0.0.1", port: own.port } }],
     sidecar: { allow: [hostOf(fit)] },
     pairing: { mode: "lenient" },
-    createDiscovery: () => ({
-      name: "by hand",
-      watch(onChange) {
-        found = onChange;
-        return { close() {} };
-      },
-    }),
+    createDiscovery: discovery.create,
   });
-  found({
+  discovery.found({
     prefillers: [{ url: misfit.url, kv: { host: "127.0.0.1", port: other.port } }],
     decoders: [],
   });
-  await ask(url, hostOf(misfit));
+  await ask(hostOf(misfit));
   await expect.poll(() => proxy.status().prefillers[0]?.pairing?.state).toBe("unpaired");
   const before = requestsOf(misfit).filter((path) => path === "/v1/completions").length;
-  expect((await ask(url, `${hostOf(misfit)},${hostOf(fit)}`)).status).toBe(200);
-  const refused = await errorOf(await ask(url, hostOf(misfit)));
+  expect((await ask(`${hostOf(misfit)},${hostOf(fit)}`)).status).toBe(200);
+  const refused = await errorOf(await ask(hostOf(misfit)));
   expect(refused).toMatchObject({ status: 503, code: "KV_PROXY_NO_INSTANCE" });
   expect(refused.message).toContain("vllm_version");
   expect(requestsOf(misfit).filter((path) => path === "/v1/completions")).toHaveLength(before);
 });
 
 test("prefill instances of a discovery are allowed while it finds them", async () => {
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  let found = (_instances: DiscoveredInstances) => {};
-  let isClosed = false;
-  const { url, proxy } = await runProxy({
-    decoders: [d.url],
-    sidecar: {},
-    createDiscovery: () => ({
-      name: "by hand",
-      watch(onChange) {
-        found = onChange;
-        return {
-          close() {
-            isClosed = true;
-          },
-        };
-      },
-    }),
-  });
-  expect((await ask(url, hostOf(p))).status).toBe(403);
+  const p = await upstream(prefillOk);
+  const discovery = byHand();
+  const options = { sidecar: {}, createDiscovery: discovery.create };
+  const { ask, d, proxy } = await runSidecar(decodeOk, options);
+  expect((await ask(hostOf(p))).status).toBe(403);
   // The decode instances of a fleet are not those of this sidecar.
-  found({
+  discovery.found({
     prefillers: [{ url: p.url, label: "v33" }],
     decoders: [{ url: "http://10.0.0.9:8000" }],
   });
-  expect((await ask(url, hostOf(p))).status).toBe(200);
+  expect((await ask(hostOf(p))).status).toBe(200);
   expect(proxy.status().decoders.map((one) => one.url)).toEqual([d.url]);
-  found({ prefillers: [], decoders: [] });
-  expect((await ask(url, hostOf(p))).status).toBe(403);
+  discovery.found({ prefillers: [], decoders: [] });
+  expect((await ask(hostOf(p))).status).toBe(403);
   await proxy.close();
-  expect(isClosed).toBe(true);
+  expect(discovery.isClosed).toBe(true);
 });
 
 test("with TLS, the instances of a discovery and of the header are reached by HTTPS", async () => {
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const { url, proxy } = await runProxy({
-    decoders: [d.url],
-    sidecar: { prefillTls: true },
-    createDiscovery: () => ({
-      name: "by hand",
-      watch(onChange) {
-        onChange({ prefillers: [{ url: p.url }], decoders: [] });
-        return { close() {} };
-      },
-    }),
-  });
+  const p = await upstream(prefillOk);
+  const discovery = byHand();
+  const options = { sidecar: { prefillTls: true }, createDiscovery: discovery.create };
+  const { ask, proxy } = await runSidecar(decodeOk, options);
+  discovery.found({ prefillers: [{ url: p.url }], decoders: [] });
   // The fake instance has no TLS.
-  expect((await ask(url, hostOf(p))).status).toBe(502);
+  expect((await ask(hostOf(p))).status).toBe(502);
   expect(proxy.status().prefillers.map((one) => one.url)).toEqual([
     p.url.replace("http:", "https:"),
   ]);
@@ -351,31 +378,25 @@ test("with TLS, the instances of a discovery and of the header are reached by HT
 
 test("instances that no request names for ten minutes are forgotten, and one that is drained by hand stays so", async () => {
   const clock = manualClock();
-  const [p, q, d] = [
-    await upstream(prefillOk),
-    await upstream(prefillOk),
-    await upstream(decodeOk),
-  ];
-  const { url, proxy } = await runProxy({ decoders: [d.url], sidecar: LOOPBACK, clock });
-  await ask(url, hostOf(p));
+  const [p, q] = [await upstream(prefillOk), await upstream(prefillOk)];
+  const { ask, proxy } = await runSidecar(decodeOk, { clock });
+  await ask(hostOf(p));
   clock.advance(600_000);
-  await ask(url, hostOf(q));
+  await ask(hostOf(q));
   await expect.poll(() => proxy.status().prefillers.map((one) => one.url)).toEqual([q.url]);
-  expect((await ask(url, hostOf(p))).status).toBe(200);
+  expect((await ask(hostOf(p))).status).toBe(200);
   await proxy.instances.prefill.drain({ url: p.url });
-  expect((await ask(url, hostOf(p))).status).toBe(503);
+  expect((await ask(hostOf(p))).status).toBe(503);
 });
 
 test("health needs the decode instance only; metrics and further routes are the decode instance's", async () => {
-  const d = await upstream(({ path, response }) => {
-    if (path === "/metrics?x=1") response.end("vllm:num_requests_running 0\n");
-    else sendJson(response, { path });
-  });
-  const { url } = await runProxy({
-    decoders: [d.url],
-    sidecar: LOOPBACK,
-    health: { intervalMs: 1000 },
-  });
+  const { d, url } = await runSidecar(
+    ({ path, response }) => {
+      if (path === "/metrics?x=1") response.end("vllm:num_requests_running 0\n");
+      else sendJson(response, { path });
+    },
+    { health: { intervalMs: 1000 } },
+  );
   expect((await fetch(`${url}/health`)).status).toBe(200);
   expect(await (await fetch(`${url}/metrics?x=1`)).text()).toBe("vllm:num_requests_running 0\n");
   expect(await (await post(`${url}/tokenize`, { prompt: "a" })).json()).toEqual({
@@ -388,36 +409,34 @@ test("health needs the decode instance only; metrics and further routes are the 
 });
 
 test("R8: clients behind one gateway are not taken for one client, unless a header tells them apart, and only what a prefill instance worked counts", async () => {
-  const [p, d] = [await upstream(() => {}), await upstream(() => {})];
-  /** Waits at the prefill instance for `ms`, or without one at the decode instance, and leaves. */
-  const leave = async (url: string, user: string, ms: number, named: string | undefined) => {
+  const p = await upstream(() => {});
+  type Sidecar = Awaited<ReturnType<typeof runSidecar>>;
+  /** Waits at the prefill instance, or without one at the decode instance, and leaves. */
+  const leave = async ({ ask, d }: Sidecar, named: string | undefined) => {
     const at = named === undefined ? d : p;
     const client = new AbortController();
     const before = at.seen.length;
-    const init = { signal: client.signal, headers: { "x-user": user } };
-    const asked = ask(url, named, undefined, init);
+    const asked = ask(named, {}, { signal: client.signal, headers: { "x-user": "one" } });
     const { dropped } = await at.request(before);
-    await sleep(ms);
+    await sleep(150);
     client.abort();
     await expect(asked).rejects.toThrow();
     await dropped;
   };
   /** 400 for a client that may send requests: this one is malformed. */
-  const status = async (url: string, user: string) => {
-    const headers = { "x-user": user, "x-request-id": "," };
-    return (await ask(url, hostOf(p), undefined, { headers })).status;
-  };
-  const shared = await runProxy({ decoders: [d.url], sidecar: LOOPBACK });
-  await leave(shared.url, "one", 150, hostOf(p));
-  expect(await status(shared.url, "one")).toBe(400);
+  const status = async ({ ask }: Sidecar, user: string) =>
+    (await ask(hostOf(p), {}, { headers: { "x-user": user, "x-request-id": "," } })).status;
+  const shared = await runSidecar(() => {});
+  await leave(shared, hostOf(p));
+  expect(await status(shared, "one")).toBe(400);
   const limits = { abandonedPrefillMs: 100, clientHeader: "x-user" };
-  const apart = await runProxy({ decoders: [d.url], sidecar: LOOPBACK, limits });
+  const apart = await runSidecar(() => {}, { limits });
   // No prefill instance has worked for it.
-  await leave(apart.url, "one", 150, undefined);
-  expect(await status(apart.url, "one")).toBe(400);
-  await leave(apart.url, "one", 150, hostOf(p));
-  await expect.poll(() => status(apart.url, "one")).toBe(429);
-  expect(await status(apart.url, "two")).toBe(400);
+  await leave(apart, undefined);
+  expect(await status(apart, "one")).toBe(400);
+  await leave(apart, hostOf(p));
+  await expect.poll(() => status(apart, "one")).toBe(429);
+  expect(await status(apart, "two")).toBe(400);
 });
 
 test.each([
@@ -452,12 +471,8 @@ test("with TLS it serves its port by the certificate of its files, read again wh
   };
   write(first);
   const clock = manualClock();
-  const d = await upstream(decodeOk);
-  const { url } = await runProxy({
-    decoders: [d.url],
-    sidecar: { ...LOOPBACK, tls: { certFile, keyFile } },
-    clock,
-  });
+  const sidecar = { ...LOOPBACK, tls: { certFile, keyFile } };
+  const { url } = await runSidecar(decodeOk, { sidecar, clock });
   expect(url).toMatch(/^https:/);
   expect(await getOverTls(`${url}/v1/models`, first.certificate)).toBe(200);
   expect(await getOverTls(`${url}/v1/models`, second.certificate)).toBe(
@@ -470,9 +485,7 @@ test("with TLS it serves its port by the certificate of its files, read again wh
 });
 
 test("with TLS, connections above the limit are refused, also those whose handshake does not begin", async () => {
-  const d = await upstream(decodeOk);
-  const { url } = await runProxy({
-    decoders: [d.url],
+  const { url } = await runSidecar(decodeOk, {
     sidecar: { ...LOOPBACK, tls: true },
     limits: { connections: 2, connectionsPerAddress: 2 },
   });

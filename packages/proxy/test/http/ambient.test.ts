@@ -3,7 +3,7 @@ import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import { createProxy } from "../../src/index.js";
-import { post, runPair, runProxy, upstream } from "../support/set-up.js";
+import { runPair, runProxy, upstream } from "../support/set-up.js";
 
 /** A timer that only works as a method of its object, as a class's does. */
 class ClassTimer implements Timer {
@@ -47,13 +47,13 @@ test("serves with a random source that is an instance of a class", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   for (const mode of ["pull", "push", "auto"] as const) {
     const prefillers = [{ url: p.url, kv: { engineId: "e" } }];
-    const { url } = await runProxy({
+    const { ask } = await runProxy({
       mode,
       prefillers,
       decoders: [d.url],
       random: new ClassRandom(),
     });
-    expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
+    expect((await ask()).status).toBe(200);
   }
 });
 
@@ -65,10 +65,10 @@ test("close() resolves with a clock whose timers are instances of a class", asyn
 
 test("began_at in the history follows the proxy's clock", async () => {
   const clock = manualClock();
-  const { url, adminUrl } = await runPair({}, { clock, admin: { port: 0 } });
-  await post(`${url}/v1/completions`, { prompt: "a" });
+  const { ask, adminUrl } = await runPair({}, { clock, admin: { port: 0 } });
+  await ask();
   clock.advance(60_000);
-  await post(`${url}/v1/completions`, { prompt: "a" });
+  await ask();
   const requests = (await (await fetch(`${adminUrl}/requests`)).json()) as { began_at: string }[];
   const [first = 0, second = 0] = requests.map(({ began_at: beganAt }) => Date.parse(beganAt));
   expect(second - first).toBe(60_000);

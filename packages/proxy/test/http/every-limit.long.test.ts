@@ -1,14 +1,15 @@
 // A long suite: waits for each limit of the admin servers.
 import { get } from "node:http";
 import { setTimeout as sleep } from "node:timers/promises";
-import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
+import type { Answer } from "@kv/testing/http/fake-upstream";
 import { postText, type RawClient, rawClient } from "@kv/testing/http/raw-client";
 import { afterEach, expect, test } from "vitest";
-import { PROXY_LIMITS } from "../../src/index.js";
-import { post, type RunningProxy, runProxy, upstream } from "../support/set-up.js";
+import type { ProxyOptions } from "../../src/index.js";
+import { PROXY_LIMITS } from "../support/proxy-limits.js";
+import { post, runPair } from "../support/set-up.js";
 
-type Limits = NonNullable<Parameters<typeof runProxy>[0]["limits"]>;
-type Timeouts = NonNullable<Parameters<typeof runProxy>[0]["timeouts"]>;
+type Limits = ProxyOptions["limits"];
+type Timeouts = ProxyOptions["timeouts"];
 
 const clients: RawClient[] = [];
 afterEach(() => {
@@ -21,26 +22,8 @@ async function open(url: string, text = "", from?: string) {
   return client;
 }
 
-async function start(limits: Limits = {}, { timeouts = {} as Timeouts, hangs = false } = {}) {
-  const p = await upstream(hangs ? () => {} : prefillOk);
-  const d = await upstream(decodeOk);
-  return {
-    p,
-    d,
-    ...(await runProxy({
-      prefillers: [p.url],
-      decoders: [d.url],
-      limits,
-      timeouts,
-      admin: { port: 0 },
-    })),
-  };
-}
-
-async function startSidecar() {
-  const d = await upstream(decodeOk);
-  return { d, ...(await runProxy({ decoders: [d.url], sidecar: { allow: ["10.0.0.0/8"] } })) };
-}
+const start = (limits: Limits = {}, { timeouts = {} as Timeouts, hangs = false } = {}) =>
+  runPair(hangs ? { p: () => {} } : {}, { limits, timeouts, admin: { port: 0 } });
 
 const ask = async (
   url: string,
@@ -66,10 +49,7 @@ async function servesOthers(url: string): Promise<void> {
 }
 
 /** Begins a request that stays in flight. */
-async function inFlight(
-  { url, p }: RunningProxy & Awaited<ReturnType<typeof start>>,
-  from?: string,
-) {
+async function inFlight({ url, p }: Awaited<ReturnType<typeof start>>, from?: string) {
   const before = p.seen.length;
   await open(url, postText('{"prompt":"a"}'), from);
   await p.request(before);
@@ -231,20 +211,15 @@ const TRIES: Record<string, () => Promise<number | "close">> = {
   },
   "timeouts.stallMs": async () => {
     const chunk = Buffer.from(`data: {"choices":[{"index":0,"text":"${"a".repeat(60_000)}"}]}\n\n`);
-    const endless = await upstream(({ response }) => {
+    const endless: Answer = ({ response }) => {
       response.writeHead(200, { "content-type": "text/event-stream" });
       const write = () => {
         while (!response.destroyed && response.write(chunk)) {}
       };
       response.on("drain", write);
       write();
-    });
-    const p = await upstream(prefillOk);
-    const { url, proxy } = await runProxy({
-      prefillers: [p.url],
-      decoders: [endless.url],
-      timeouts: { stallMs: 200 },
-    });
+    };
+    const { url, proxy } = await runPair({ d: endless }, { timeouts: { stallMs: 200 } });
     const client = await open(url, postText('{"prompt":"a","stream":true}'));
     client.socket.pause();
     await expect.poll(() => proxy.status().requests.failed).toEqual({ KV_REQUEST_TIMEOUT: 1 });
@@ -261,7 +236,7 @@ const TRIES: Record<string, () => Promise<number | "close">> = {
     return Promise.race(all.map(statusOf));
   },
   "instances in x-prefiller-host-port": async () => {
-    const { url, d } = await startSidecar();
+    const { url, d } = await runPair({}, { prefillers: [], sidecar: { allow: ["10.0.0.0/8"] } });
     const names = Array.from({ length: 17 }, (_, at) => `10.0.0.${at}:8000`).join(",");
     const { status } = await ask(url, { prompt: "a" }, { "x-prefiller-host-port": names });
     expect(d.seen).toHaveLength(0);

@@ -1,15 +1,12 @@
 import { once } from "node:events";
-import { silentLog } from "@kv/interface";
-import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
 import { postText, rawClient } from "@kv/testing/http/raw-client";
 import { manualClock } from "@kv/testing/manual-clock";
+import { recordedLog } from "@kv/testing/recorded-log";
 import { expect, test } from "vitest";
-import { errorOf, post, type RunningProxy, runProxy, upstream } from "../support/set-up.js";
+import type { ProxyOptions } from "../../src/index.js";
+import { errorOf, type RunningProxy, runPair } from "../support/set-up.js";
 
-async function start(settings: Partial<Parameters<typeof runProxy>[0]> = {}) {
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  return { p, d, ...(await runProxy({ prefillers: [p.url], decoders: [d.url], ...settings })) };
-}
+const start = (settings: ProxyOptions = {}) => runPair({}, settings);
 
 const chunked = "transfer-encoding: chunked\r\nconnection: close\r\n";
 const body = '{"prompt":"a"}';
@@ -65,22 +62,11 @@ test("a connection that timed out does not keep its descriptor when the client l
   await gone.finally(() => clearInterval(writing));
 });
 
-test("an error repeats only the begin of a long value, and the log has no text of the body", async () => {
-  const lines: unknown[] = [];
-  const keep = (event: string, fields?: object) => void lines.push(event, fields);
-  const { url } = await start({ log: { debug: keep, info: keep, warn: keep, error: keep } });
-  const headers = { authorization: "Bearer secret-key" };
-  const ask = async (text: string) =>
-    errorOf(await post(`${url}/v1/completions`, text, { headers }));
-  const seed = await ask(`{"prompt":"a","n":2,"seed":"${"7".repeat(1_000_000)}"}`);
+test("an error repeats only the begin of a long value", async () => {
+  const { ask } = await start();
+  const seed = await errorOf(await ask({ n: 2, seed: "7".repeat(1_000_000) }));
   expect(seed.status).toBe(400);
   expect(seed.message.length).toBeLessThan(200);
-  await ask('{"prompt": my secret prompt}');
-  await ask('{"prompt":"a","stream":"my secret prompt"}');
-  await post(`${url}/v1/completions`, { prompt: "my secret prompt" }, { headers });
-  expect(JSON.stringify(lines)).toContain("request-refused");
-  expect(JSON.stringify(lines)).toContain("request-done");
-  expect(JSON.stringify(lines)).not.toMatch(/secret/);
 });
 
 test("instances get credentials only where a setting says so, and their absence is logged once", async () => {
@@ -90,14 +76,9 @@ test("instances get credentials only where a setting says so, and their absence 
     "x-api-key": "k",
     "x-data-parallel-rank": "1",
   };
-  const warned: unknown[] = [];
-  const log = {
-    ...silentLog,
-    warn: (event: string, fields?: object) => void warned.push(event, fields),
-  };
+  const { log, logged } = recordedLog();
   const closed = await start({ log });
-  for (const prompt of ["a", "b"])
-    await post(`${closed.url}/v1/completions`, { prompt }, { headers });
+  for (const prompt of ["a", "b"]) await closed.ask({ prompt }, { headers });
   const both = [
     "accept-encoding",
     "connection",
@@ -112,9 +93,9 @@ test("instances get credentials only where a setting says so, and their absence 
   ] as const)
     for (const one of seen)
       expect(Object.keys(one.headers).sort()).toEqual([...both, ...own].sort());
-  expect(warned.filter((event) => event === "header-not-forwarded")).toHaveLength(1);
+  expect(logged("header-not-forwarded")).toHaveLength(1);
   const open = await start({ forwardHeaders: ["Authorization"] });
-  await post(`${open.url}/v1/completions`, { prompt: "a" }, { headers });
+  await open.ask({}, { headers });
   expect(open.d.seen[0]?.headers).toMatchObject({ authorization: "Bearer k" });
   expect(open.d.seen[0]?.headers.cookie).toBeUndefined();
   await expect(start({ forwardHeaders: ["host"] })).rejects.toThrow("forwardHeaders");

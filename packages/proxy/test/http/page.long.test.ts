@@ -2,9 +2,9 @@
 import { existsSync } from "node:fs";
 import { COMPLETION, STREAM, sendJson, sendStream } from "@kv/testing/http/fake-upstream";
 import { startSideChannel } from "@kv/testing/http/side-channel";
-import puppeteer, { type Browser } from "puppeteer-core";
+import puppeteer, { type Browser, type Page } from "puppeteer-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { post, runPair, runProxy } from "../support/set-up.js";
+import { runPair, runProxy } from "../support/set-up.js";
 
 const chromium = process.env.KV_CHROMIUM ?? "/usr/bin/chromium";
 /** A folder for pictures of the page. */
@@ -33,18 +33,16 @@ const CONTRASTS = `(() => {
 })()`;
 
 /**
- * What the table of requests shows: the page's width, the ticks, the share of the axis that fast
- * requests take, and ids.
+ * What the table of requests shows: the ticks, the share of the axis that fast requests take, and
+ * ids.
  */
 const REQUESTS = `({
-  wide: document.documentElement.scrollWidth,
   axis: Array.from(document.querySelectorAll("#axis i"), (tick) => tick.textContent),
   fast: Array.from(document.querySelectorAll('tr[data-request$="fast"] .bar'), (bar) =>
     Array.from(bar.children).reduce((sum, part) => sum + part.offsetWidth, 0) / bar.clientWidth),
   ids: Array.from(document.querySelectorAll('tr[data-request^="one-"]'), (tr) => tr.cells[1].textContent),
 })`;
 interface Shown {
-  readonly wide: number;
   readonly axis: readonly string[];
   readonly fast: readonly number[];
   readonly ids: readonly string[];
@@ -61,33 +59,40 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
   });
   afterAll(() => browser?.close());
 
-  async function open(address: string) {
+  /** Opens a page and closes it at the end, which has thrown and missed nothing. */
+  async function withPage(address: string, use: (page: Page) => Promise<void>) {
     const page = await browser.newPage();
     page.setDefaultTimeout(60_000);
     const complaints: string[] = [];
     page.on("pageerror", (error) => complaints.push(String(error)));
     page.on("requestfailed", (request) => complaints.push(`${request.url()} failed`));
-    await page.goto(address);
-    return { page, complaints };
+    try {
+      await page.goto(address);
+      await use(page);
+      expect(complaints).toEqual([]);
+    } finally {
+      await page.close();
+    }
+  }
+
+  /** Shows the page in a scheme at a width: nothing is cut off, and its texts have contrast. */
+  async function show(page: Page, name: string, scheme: "light" | "dark", width: number) {
+    await page.setViewport({ width, height: 900 });
+    await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
+    expect(await page.evaluate("document.documentElement.scrollWidth")).toBeLessThanOrEqual(width);
+    expect(await page.evaluate(CONTRASTS)).toEqual([]);
+    const path = `${screenshots}/${name}-${scheme}-${width}.png`;
+    if (screenshots !== undefined) await page.screenshot({ path, fullPage: true });
   }
 
   test("shows instances, their state, and requests as they end, with timelines", async () => {
-    const { d, url, adminUrl, proxy } = await runPair({}, { admin: { port: 0 } });
-    const { page, complaints } = await open(adminUrl);
-    try {
+    const { ask, d, adminUrl, proxy } = await runPair({}, { admin: { port: 0 } });
+    await withPage(adminUrl, async (page) => {
       await page.waitForSelector("#connection[data-state=live]");
       await page.waitForSelector(`#instances tr[data-url="${d.url}"] .state[data-state=up]`);
-      await post(
-        `${url}/v1/completions`,
-        { prompt: "a" },
-        { headers: { "x-request-id": "first" } },
-      );
+      await ask({}, { headers: { "x-request-id": "first" } });
       await page.waitForSelector("#requests tr[data-request=first] .bar .prefill");
-      await post(
-        `${url}/v1/completions`,
-        { prompt: "a", n: 0 },
-        { headers: { "x-request-id": "refused" } },
-      );
+      await ask({ n: 0 }, { headers: { "x-request-id": "refused" } });
       await page.waitForSelector("#requests tr[data-request=refused] .failed");
       const rows = await page.$$eval("#requests tbody tr", (all) =>
         all.map((row) => [row.dataset.request, row.querySelectorAll(".bar span").length]),
@@ -98,14 +103,11 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
       ]);
       void proxy.instances.decode.drain(d);
       await page.waitForSelector(`#instances tr[data-url="${d.url}"] .state[data-state=draining]`);
-      expect(complaints).toEqual([]);
-    } finally {
-      await page.close();
-    }
+    });
   });
 
   test("first-contact.md: running requests with P, D and time, on an axis with round ticks; a slow one does not squash the rest", async () => {
-    const { p, d, url, adminUrl } = await runPair(
+    const { p, d, ask, adminUrl } = await runPair(
       {
         d: async ({ json, response }) => {
           const { prompt } = json as { prompt: string };
@@ -118,16 +120,11 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
       },
       { admin: { port: 0 } },
     );
-    const { page, complaints } = await open(adminUrl);
-    try {
+    await withPage(adminUrl, async (page) => {
       await page.waitForSelector("#connection[data-state=live]");
       const leaves = new AbortController();
       const send = (prompt: string, id: string) =>
-        post(
-          `${url}/v1/completions`,
-          { prompt },
-          { headers: { "x-request-id": id }, signal: leaves.signal },
-        );
+        ask({ prompt }, { headers: { "x-request-id": id }, signal: leaves.signal });
       for (const prompt of ["slow", ...Array.from({ length: 8 }, () => "fast")])
         await send(prompt, `one-client-with-long-ids-${prompt}`);
       const held = send("held", "held").catch(() => undefined);
@@ -146,33 +143,23 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
         [390, "dark"],
         [1280, "light"],
       ] as const) {
-        await page.setViewport({ width, height: 900 });
-        await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
+        await show(page, "requests", scheme, width);
         const found = (await page.evaluate(REQUESTS)) as Shown;
-        expect(found.wide).toBeLessThanOrEqual(width);
         expect(found.axis[0]).toBe("0 ms");
         expect(found.axis[1]).toMatch(/^(0\.0*)?[125]0*$/);
         expect(Math.max(...found.fast)).toBeGreaterThan(0.1);
         expect(new Set(found.ids).size).toBe(2);
         expect(await page.$$(".bar.cut")).not.toHaveLength(0);
-        if (screenshots !== undefined)
-          await page.screenshot({
-            path: `${screenshots}/requests-${scheme}-${width}.png`,
-            fullPage: true,
-          });
       }
       leaves.abort();
       await held;
       await page.waitForSelector("#requests tr[data-request=held] .failed");
       expect(await page.$$(".bar.running")).toHaveLength(0);
-      expect(complaints).toEqual([]);
-    } finally {
-      await page.close();
-    }
+    });
   });
 
   test("shows where the time went; an answer that is not streamed counts as its decode leg and not as transfer", async () => {
-    const { url, adminUrl } = await runPair(
+    const { ask, adminUrl } = await runPair(
       {
         d: ({ json, response }) => {
           if (json.stream === true) sendStream(response, STREAM);
@@ -181,12 +168,11 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
       },
       { admin: { port: 0 }, disaggregateAbove: 8 },
     );
-    const { page, complaints } = await open(adminUrl);
-    try {
+    await withPage(adminUrl, async (page) => {
       await page.waitForSelector("#connection[data-state=live]");
       const long = "a prompt of more than eight tokens, as its text has more than 32 characters";
       for (const body of [{ prompt: long }, { prompt: long, stream: true }, { prompt: "short" }])
-        await (await post(`${url}/v1/completions`, body)).text();
+        await (await ask(body)).text();
       await page.waitForFunction("document.getElementById('counted').textContent === '3'");
       const phases = await page.$$eval("#phases tbody tr", (rows) =>
         rows.map((row) => [row.dataset.phase, row.cells[1]?.textContent]),
@@ -198,29 +184,16 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
         "queue, transfer and decode, not streamed": "1",
         "prompt and decode at one instance, not streamed": "1",
       });
-      for (const scheme of ["light", "dark"]) {
-        await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
+      for (const scheme of ["light", "dark"] as const)
         for (const width of [390, 1200]) {
-          await page.setViewport({ width, height: 900 });
-          // Nothing is cut off, and no table needs to be scrolled.
-          expect(
-            await page.$$eval(".scroll", (all) =>
-              all.map((one) => one.scrollWidth - one.clientWidth),
-            ),
-          ).toEqual([0, 0, 0]);
-          expect(await page.evaluate("document.documentElement.scrollWidth")).toBeLessThanOrEqual(
-            width,
+          await show(page, "phases", scheme, width);
+          // No table needs to be scrolled.
+          const scrolled = await page.$$eval(".scroll", (all) =>
+            all.map((one) => one.scrollWidth - one.clientWidth),
           );
-          const contrasts = await page.evaluate(CONTRASTS);
-          expect(contrasts).toEqual([]);
-          if (screenshots !== undefined)
-            await page.screenshot({ path: `${screenshots}/phases-${scheme}-${width}.png` });
+          expect(scrolled).toEqual([0, 0, 0]);
         }
-      }
-      expect(complaints).toEqual([]);
-    } finally {
-      await page.close();
-    }
+    });
   });
 
   test("shows the pairs of each instance, and the factor that keeps one from a pair; readable at 390 px", async () => {
@@ -239,9 +212,7 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
       pairing: { mode: "strict" },
       admin: { port: 0 },
     });
-    const { page, complaints } = await open(adminUrl);
-    try {
-      await page.setViewport({ width: 390, height: 800 });
+    await withPage(adminUrl, async (page) => {
       await page.waitForSelector("#instances td.misfit");
       const texts = await page.$$eval("#instances td.pairing, #instances td.misfit", (cells) =>
         cells.map((cell) => cell.textContent),
@@ -252,18 +223,9 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
         "no pair: vllm_version is 0.32.0 at prefill and 0.33.0 at decode",
         "1",
       ]);
-      expect(await page.evaluate("document.documentElement.scrollWidth")).toBeLessThanOrEqual(390);
-      for (const scheme of ["light", "dark"]) {
-        await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
-        expect(await page.evaluate(CONTRASTS)).toEqual([]);
-        if (screenshots !== undefined)
-          await page.screenshot({ path: `${screenshots}/pairs-${scheme}.png` });
-      }
-      expect(complaints).toEqual([]);
-    } finally {
-      await page.close();
-      for (const side of sides) await side.close();
-    }
+      for (const scheme of ["light", "dark"] as const) await show(page, "pairs", scheme, 390);
+    });
+    for (const side of sides) await side.close();
   });
 
   test("with a token set, asks for it and shows nothing before", async () => {
@@ -273,16 +235,13 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
       decoders: ["d:1"],
       admin: { port: 0, token },
     });
-    const { page } = await open(adminUrl);
-    try {
+    await withPage(adminUrl, async (page) => {
       await page.waitForSelector("#login:not([hidden])");
       expect(await page.$$("#instances tbody tr")).toHaveLength(0);
       await page.type("#token", token);
       await page.click("#login button");
       await page.waitForSelector("#connection[data-state=live]");
       await page.waitForSelector('#instances tr[data-url="http://p:1"]');
-    } finally {
-      await page.close();
-    }
+    });
   });
 });

@@ -1,29 +1,17 @@
-import { KV_PARAMS_TEXT, sendJson } from "@kv/testing/http/fake-upstream";
+import { KV_PARAMS_TEXT } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
+import { errorOf, post, runPair, sends } from "../support/set-up.js";
 
 const output = [{ type: "message", content: [{ type: "output_text", text: "hello" }] }];
 
-async function pair() {
-  const p = await upstream(({ response }) => {
-    response.writeHead(200, { "content-type": "application/json" });
-    response.end(
-      `{"id":"resp_1","output":[],"status":"incomplete","kv_transfer_params":${KV_PARAMS_TEXT}}`,
-    );
+const pair = () =>
+  runPair({
+    p: ({ response }) =>
+      void response.end(
+        `{"id":"resp_1","output":[],"status":"incomplete","kv_transfer_params":${KV_PARAMS_TEXT}}`,
+      ),
+    d: sends(200, { id: "resp_1", output, status: "completed" }),
   });
-  const d = await upstream(({ json, response }) => {
-    if (json.stream !== true) {
-      sendJson(response, { id: "resp_1", output, status: "completed" });
-      return;
-    }
-    response.writeHead(200, { "content-type": "text/event-stream" });
-    response.write('event: response.created\ndata: {"type":"response.created"}\n\n');
-    response.end(
-      `event: response.completed\ndata: ${JSON.stringify({ response: { output } })}\n\n`,
-    );
-  });
-  return { p, d, ...(await runProxy({ prefillers: [p.url], decoders: [d.url] })) };
-}
 
 test("/v1/responses: the prefill leg has one token of max_output_tokens, the decode leg the parameters", async () => {
   const { p, d, url } = await pair();
@@ -37,13 +25,6 @@ test("/v1/responses: the prefill leg has one token of max_output_tokens, the dec
     ...body,
     kv_transfer_params: { do_remote_prefill: true },
   });
-});
-
-test("a stream of the Responses API is complete with its own last event", async () => {
-  const { url } = await pair();
-  const text = await (await post(`${url}/v1/responses`, { input: "hi", stream: true })).text();
-  expect(text).toContain("event: response.completed");
-  expect(text).not.toContain("error");
 });
 
 test("refuses requests that need one server's memory, with the reason", async () => {

@@ -1,20 +1,31 @@
 import { readFileSync } from "node:fs";
 import { DECODE_ROUTES, ENDPOINTS, REFUSED_ROUTES, SIDECAR_ROUTES } from "@kv/fleet/front-end";
-import { silentLog } from "@kv/interface";
-import { decodeOk, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
+import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
+import { rawClient } from "@kv/testing/http/raw-client";
+import { recordedLog } from "@kv/testing/recorded-log";
 import { expect, test } from "vitest";
 import type { ProxyOptions } from "../../src/index.js";
-import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
+import {
+  errorOf,
+  post,
+  type RunningProxy,
+  runFleet,
+  runPair,
+  runProxy,
+  sends,
+  upstream,
+} from "../support/set-up.js";
 
-async function start(options: ProxyOptions = {}) {
-  const p = await upstream(prefillOk);
-  const d = await upstream((seen) =>
-    seen.path.startsWith("/v1/models")
-      ? sendJson(seen.response, { object: "list", data: [{ id: "org/m", object: "model" }, null] })
-      : decodeOk(seen),
+const start = (options: ProxyOptions = {}) =>
+  runPair(
+    {
+      d: (seen) =>
+        seen.path.startsWith("/v1/models")
+          ? sends(200, { object: "list", data: [{ id: "org/m", object: "model" }, null] })(seen)
+          : decodeOk(seen),
+    },
+    options,
   );
-  return { p, d, ...(await runProxy({ prefillers: [p.url], decoders: [d.url], ...options })) };
-}
 
 test.each([
   ["GET", "/v1/chat/completions", "POST"],
@@ -79,31 +90,25 @@ test("without cors no answer has its headers; with * all origins are allowed", a
 });
 
 test("with instanceRoutes, instances are added and removed on the clients' port, with role or type", async () => {
-  const events: string[] = [];
-  const { url, proxy } = await start({
-    instanceRoutes: {},
-    log: { ...silentLog, warn: (event) => void events.push(event) },
-  });
-  expect(events).toContain("instance-routes-without-token");
+  const { log, logged } = recordedLog();
+  const { url, proxy } = await start({ instanceRoutes: {}, log });
+  expect(logged("instance-routes-without-token")).toHaveLength(1);
   const [p2, d2] = [await upstream(prefillOk), await upstream(decodeOk)];
   const urls = () =>
     [...proxy.status().prefillers, ...proxy.status().decoders].map((one) => one.url);
   const before = urls();
-  expect((await post(`${url}/instances/add`, { type: "prefill", instance: p2.url })).status).toBe(
-    200,
-  );
-  expect((await post(`${url}/instances/add`, { role: "decode", instance: d2.url })).status).toBe(
-    200,
-  );
+  const change = async (what: string, body: unknown) =>
+    (await post(`${url}/instances/${what}`, body)).status;
+  const [prefill, decode] = [
+    { type: "prefill", instance: p2.url },
+    { role: "decode", instance: d2.url },
+  ];
+  expect([await change("add", prefill), await change("add", decode)]).toEqual([200, 200]);
   expect(urls()).toHaveLength(4);
-  expect((await post(`${url}/instances/drain`, { role: "decode", instance: d2.url })).status).toBe(
-    200,
-  );
+  expect(await change("drain", decode)).toBe(200);
   expect(proxy.status().decoders[1]?.state).toBe("draining");
-  expect((await post(`${url}/instances/remove`, { type: "decode", instance: d2.url })).status).toBe(
-    200,
-  );
-  await post(`${url}/instances/remove`, { type: "prefill", instance: p2.url });
+  expect(await change("remove", { type: "decode", instance: d2.url })).toBe(200);
+  await change("remove", prefill);
   await expect.poll(urls).toEqual(before);
   expect((await fetch(`${url}/instances/add`)).status).toBe(405);
   for (const body of [
@@ -112,28 +117,22 @@ test("with instanceRoutes, instances are added and removed on the clients' port,
     { role: "both", instance: "x" },
     "no JSON",
   ])
-    expect((await post(`${url}/instances/add`, body)).status).toBe(400);
-  expect(
-    (await errorOf(await post(`${url}/instances/drain`, { role: "decode", instance: "nobody:1" })))
-      .status,
-  ).toBe(404);
+    expect(await change("add", body)).toBe(400);
+  expect(await change("drain", { role: "decode", instance: "nobody:1" })).toBe(404);
 });
 
 test("the instance routes require their token, and refuse web pages without one", async () => {
   const change = { role: "decode", instance: (await upstream(decodeOk)).url };
+  const add = async ({ url }: RunningProxy, headers: Record<string, string> = {}) =>
+    (await post(`${url}/instances/add`, change, { headers })).status;
   const open = await start({ instanceRoutes: {} });
-  const headers = { origin: "https://evil.example" };
-  expect((await post(`${open.url}/instances/add`, change, { headers })).status).toBe(403);
+  expect(await add(open, { origin: "https://evil.example" })).toBe(403);
   const token = "a token of length";
   const closed = await start({ instanceRoutes: { token } });
-  expect((await post(`${closed.url}/instances/add`, change)).status).toBe(401);
-  const authorization = `Bearer ${token}`;
-  expect(
-    (await post(`${closed.url}/instances/add`, change, { headers: { authorization } })).status,
-  ).toBe(200);
-  // As vLLM's demo proxy takes it.
-  const key = { headers: { "x-api-key": token } };
-  expect((await post(`${closed.url}/instances/drain`, change, key)).status).toBe(200);
+  expect(await add(closed)).toBe(401);
+  expect(await add(closed, { authorization: `Bearer ${token}` })).toBe(200);
+  // As vLLM's demo proxy takes it; it is known already.
+  expect(await add(closed, { "x-api-key": token })).toBe(409);
   const { error } = (await (await post(`${(await start()).url}/instances/add`, change)).json()) as {
     error: { hint: string };
   };
@@ -142,16 +141,11 @@ test("the instance routes require their token, and refuse web pages without one"
 
 test("the status has the names of vLLM's demo proxies too, and addresses only where instances are exposed", async () => {
   const kv = { engineId: "e", host: "10.0.0.1", port: 5601, tpSize: 2, ppSize: 1 };
-  const options = {
-    mode: "push",
-    prefillers: [{ url: "p:1", kv }],
-    decoders: ["d:1", "d:2"],
-  } as const;
   const statusOf = async (exposeInstances: boolean) => {
     const { url } = await runProxy({
-      ...options,
-      prefillers: [...options.prefillers],
-      decoders: [...options.decoders],
+      mode: "push",
+      prefillers: [{ url: "p:1", kv }],
+      decoders: ["d:1", "d:2"],
       exposeInstances,
     });
     return (await (await fetch(`${url}/status`)).json()) as Record<string, unknown>;
@@ -208,10 +202,7 @@ test("field.md R9: what needs no KV goes to D as it is, at a router and at a sid
   const sidecar = await start({ prefillers: [], sidecar: { allow: ["127.0.0.0/8"] } });
   for (const { url, d, p } of [router, sidecar]) {
     for (const path of DECODE_ROUTES)
-      expect([path, (await post(`${url}${path}`, { input: "a", n: 1 })).status]).toEqual([
-        path,
-        200,
-      ]);
+      expect((await post(`${url}${path}`, { input: "a", n: 1 })).status, path).toBe(200);
     expect(d.seen.map(({ method, path, json }) => [method, path, json])).toEqual(
       DECODE_ROUTES.map((path) => ["POST", path, { input: "a", n: 1 }]),
     );
@@ -226,6 +217,11 @@ test("field.md R9: what needs no KV goes to D as it is, at a router and at a sid
     const { status, message } = await errorOf(await post(router.url + path, {}));
     expect([status, message]).toEqual([404, expect.stringMatching(/is not served here: ./)]);
   }
+  const upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n";
+  const realtime = `GET /v1/realtime HTTP/1.1\r\nhost: x\r\n${upgrade}\r\n`;
+  const { received, socket } = await rawClient(router.url, realtime);
+  await expect.poll(received).toMatch(/^HTTP\/1\.1 404 .*send sound to a server of that model/s);
+  socket.destroy();
   expect((await errorOf(await fetch(`${router.url}/metrics`))).message).toContain(
     "the state of one server",
   );
@@ -243,18 +239,62 @@ test("field.md R13: HEAD is answered as GET, without a body", async () => {
 
 test("field.md R13: a model that one of two D has is listed each time, with a note", async () => {
   const models = (...ids: string[]) =>
-    upstream(({ response }) =>
-      sendJson(response, { object: "list", data: ids.map((id) => ({ id })) }),
-    );
-  const [p, d1, d2] = [await upstream(prefillOk), await models("m", "lora"), await models("m")];
-  const broken = await upstream(({ response }) => sendJson(response, {}, 500));
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [d1.url, d2.url, broken.url] });
+    sends(200, { object: "list", data: ids.map((id) => ({ id })) });
+  const { url, p, d } = await runFleet([prefillOk], [models("m", "lora"), models("m"), sends(500)]);
   for (let i = 0; i < 3; i += 1)
     expect(await (await fetch(`${url}/v1/models`)).json()).toEqual({
       object: "list",
       data: [{ id: "m" }, { id: "lora", note: "1 of 2 decode instances have it" }],
     });
   expect(await (await fetch(`${url}/v1/models/lora`)).json()).toMatchObject({ id: "lora" });
-  const none = await runProxy({ prefillers: [p.url], decoders: [broken.url, `${broken.url}/x`] });
+  const broken = d[2].url;
+  const none = await runProxy({ prefillers: [p[0].url], decoders: [broken, `${broken}/x`] });
   expect((await fetch(`${none.url}/v1/models`)).status).toBe(502);
+});
+
+test.each<[string, ProxyOptions]>([
+  ["a proxy", {}],
+  ["with instance routes", { instanceRoutes: {} }],
+  ["a sidecar", { sidecar: { allow: ["*"] }, prefillers: [] }],
+] as const)(
+  "GET /openapi.json of %s has each route that is answered, and no other",
+  async (_name, options) => {
+    const { url } = await start(options);
+    const response = await fetch(`${url}/openapi.json`);
+    const document = (await response.json()) as {
+      readonly openapi: string;
+      readonly paths: Record<string, Record<string, { readonly summary: string }>>;
+      readonly "x-refused": Record<string, string>;
+    };
+    expect([response.status, document.openapi]).toEqual([200, "3.1.0"]);
+    const status = async (method: string, path: string) =>
+      (await fetch(url + path.replace("{id}", "org/m"), { method })).status;
+    for (const [path, operations] of Object.entries(document.paths)) {
+      const [method = "", ...more] = Object.keys(operations);
+      expect(more, path).toEqual([]);
+      expect([404, 405]).not.toContain(await status(method.toUpperCase(), path));
+      expect(await status(method === "get" ? "POST" : "GET", path)).toBe(405);
+    }
+
+    const known = [...ENDPOINTS, ...DECODE_ROUTES, ...SIDECAR_ROUTES];
+    const other = ["/instances/add", "/instances/drain", "/health", "/healthcheck", "/docs"];
+    for (const path of [...known, ...other, "/", "/v1", "/openapi"])
+      expect((await status("GET", path)) === 404, path).toBe(!(path in document.paths));
+    for (const route of Object.keys(document["x-refused"])) {
+      const [method = "", path = ""] = route.split(" ");
+      if (method !== "WEBSOCKET") expect(await status(method, path)).toBe(404);
+    }
+  },
+);
+
+test("GET /docs is a page with the same routes, without scripts and without anything from elsewhere", async () => {
+  const { url } = await start();
+  const response = await fetch(`${url}/docs`);
+  expect(response.headers.get("content-type")).toBe("text/html; charset=utf-8");
+  const page = await response.text();
+  const { paths } = (await (await fetch(`${url}/openapi.json`)).json()) as {
+    readonly paths: object;
+  };
+  for (const path of Object.keys(paths)) expect(page).toContain(`<code>${path}</code>`);
+  expect(page).not.toMatch(/<script|<link|src=|https?:/);
 });

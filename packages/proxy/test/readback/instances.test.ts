@@ -1,7 +1,8 @@
-import { silentLog } from "@kv/interface";
 import type { Answer } from "@kv/testing/http/fake-upstream";
+import { recordedLog } from "@kv/testing/recorded-log";
 import { expect, test } from "vitest";
-import { post, runProxy, upstream } from "../support/set-up.js";
+import { isRelease } from "../support/releases.js";
+import { breaks, post, runFleet } from "../support/set-up.js";
 import { ask, expected } from "./client.js";
 import { TurnServers } from "./turn-servers.js";
 
@@ -25,15 +26,13 @@ test.each([0, 1])(
   "where P %i of two cannot be reached, the other P reads the turn",
   async (dead) => {
     const turns = new TurnServers();
-    const prefillers = [await upstream(turns.prefill), await upstream(turns.prefill)];
-    const decoder = await upstream(turns.decode);
-    const urls = prefillers.map(({ url }) => url);
-    const { url } = await runProxy({ prefillers: urls, decoders: [decoder.url], readback: {} });
+    const { prefill, decode } = turns;
+    const { url, p } = await runFleet([prefill, prefill], [decode], { readback: {} });
     // Both have answered, so their tensor-parallel sizes are known.
     await turn(url, LONG, { cache_salt: "other" });
     const next = await turn(url, LONG);
-    expect(prefillers.map(({ seen }) => seen.length)).toEqual([1, 1]);
-    await prefillers[dead]?.close();
+    expect(p.map(({ seen }) => seen.length)).toEqual([1, 1]);
+    await p[dead]?.close();
     await turn(url, await turn(url, next));
     expect(turns.counts.reads).toBe(2);
     expect(turns.wrong).toEqual([]);
@@ -48,18 +47,10 @@ test("a D that fails when P has read the turn: the request begins again with P, 
     fails = false;
     return void seen.response.destroy();
   };
-  const prefiller = await upstream(turns.prefill);
-  const decoders = [await upstream(decode), await upstream(decode)].map(({ url }) => url);
-  const logged: unknown[] = [];
-  const { url } = await runProxy({
-    prefillers: [prefiller.url],
-    decoders,
+  const { log, logged } = recordedLog();
+  const { url } = await runFleet([turns.prefill], [decode, decode], {
     readback: {},
-    log: {
-      ...silentLog,
-      info: (event, { restarts, readback, readbackTokens } = {}) =>
-        event === "request-done" && logged.push([restarts, readback, readbackTokens]),
-    },
+    log,
   });
   const next = await turn(url, LONG);
   const { legs } = turns.counts;
@@ -71,24 +62,22 @@ test("a D that fails when P has read the turn: the request begins again with P, 
   expect(turns.counts.reads).toBe(2);
   expect(turns.wrong).toEqual([]);
   // What was read was lost with the D that failed.
-  expect(logged).toEqual([
-    [undefined, "no-match", undefined],
-    [1, "lost", undefined],
-    [undefined, "used", next.length + 15],
+  expect(logged("request-done")).toMatchObject([
+    { restarts: undefined, readback: "no-match", readbackTokens: undefined },
+    { restarts: 1, readback: "lost", readbackTokens: undefined },
+    { restarts: undefined, readback: "used", readbackTokens: next.length + 15 },
   ]);
 });
 
 test("a sidecar keeps what its D holds, and gives it to the P that the header names", async () => {
   const turns = new TurnServers();
-  const prefillers = [await upstream(turns.prefill), await upstream(turns.prefill)];
-  const decoder = await upstream(turns.decode);
-  const { url, proxy } = await runProxy({
-    decoders: [decoder.url],
+  const { url, p, proxy } = await runFleet([turns.prefill, turns.prefill], [turns.decode], {
+    prefillers: [],
     sidecar: { allow: ["127.0.0.0/8"] },
     readback: {},
   });
   let prompt = LONG;
-  for (const one of [...prefillers, ...prefillers, ...prefillers]) {
+  for (const one of [...p, ...p, ...p]) {
     const body = { model: "m", prompt, max_tokens: 16 };
     const headers = { "x-prefiller-host-port": new URL(one.url).host };
     const answer = await post(url + COMPLETIONS, body, { headers });
@@ -98,7 +87,7 @@ test("a sidecar keeps what its D holds, and gives it to the P that the header na
   }
   // The tensor-parallel size of the second P is not known before it has answered.
   expect(turns.counts.reads).toBe(4);
-  expect(prefillers.map(({ seen }) => seen.length)).toEqual([3, 3]);
+  expect(p.map(({ seen }) => seen.length)).toEqual([3, 3]);
   expect(turns.wrong).toEqual([]);
   await proxy.close();
   expect(turns.pinned.size).toBe(0);
@@ -108,9 +97,7 @@ test("a D that holds more than its budget gets no request that another D can tak
   const turns = new TurnServers();
   turns.cacheBlocks = 300;
   // Nobody tells D to free anything.
-  const prefiller = await upstream((seen) =>
-    seen.json.use_beam_search === true ? void seen.response.destroy() : turns.prefill(seen),
-  );
+  const prefill: Answer = (seen) => (isRelease(seen) ? breaks : turns.prefill)(seen);
   // One that is never full.
   const large: Answer = (seen) =>
     seen.path === "/metrics"
@@ -118,12 +105,11 @@ test("a D that holds more than its budget gets no request that another D can tak
           'vllm:cache_config_info{block_size="16",num_gpu_blocks="100000"} 1\n',
         )
       : turns.decode(seen);
-  const [small, other] = [await upstream(turns.decode), await upstream(large)];
-  const { url, proxy } = await runProxy({
-    prefillers: [prefiller.url],
-    decoders: [small.url, other.url],
+  const fleet = await runFleet([prefill], [turns.decode, large], {
     readback: { cachePercent: 10 },
   });
+  const { url, proxy } = fleet;
+  const [small] = fleet.d;
   const isCrowded = () =>
     proxy.status().readback?.some(({ blocks, budget_blocks }) => blocks > budget_blocks) === true;
   let users = 0;
@@ -151,12 +137,7 @@ test("a client that leaves when D has ended the request, and before the names ha
     }
     return turns.decode(seen);
   };
-  const [prefiller, decoder] = [await upstream(turns.prefill), await upstream(decode)];
-  const { url, proxy } = await runProxy({
-    prefillers: [prefiller.url],
-    decoders: [decoder.url],
-    readback: {},
-  });
+  const { url, proxy } = await runFleet([turns.prefill], [decode], { readback: {} });
   const body = { model: "m", prompt: LONG };
   await expect(post(url + COMPLETIONS, body, { signal: left.signal })).rejects.toThrow();
   await expect.poll(() => turns.pinned.size).toBe(1);

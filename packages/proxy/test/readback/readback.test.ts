@@ -1,7 +1,9 @@
-import { silentLog, systemClock } from "@kv/interface";
+import { systemClock } from "@kv/interface";
 import { startSideChannel } from "@kv/testing/http/side-channel";
+import { recordedLog } from "@kv/testing/recorded-log";
 import { expect, onTestFinished, test, vi } from "vitest";
-import { post, runProxy, upstream } from "../support/set-up.js";
+import type { ProxyOptions } from "../../src/index.js";
+import { post, runFleet, runProxy, upstream } from "../support/set-up.js";
 import { ask, expected } from "./client.js";
 import { TurnServers } from "./turn-servers.js";
 
@@ -11,29 +13,32 @@ const COMPLETIONS = "/v1/completions";
 const LONG =
   "a system prompt that is longer than the least number of tokens which are worth keeping at D. ";
 
-async function servers(
-  readback: Fields = {},
-  count = 1,
-  more: Partial<Parameters<typeof runProxy>[0]> = {},
-) {
+async function servers(readback: Fields = {}, more: ProxyOptions = {}) {
   const turns = new TurnServers();
-  const prefillers = await Promise.all(
-    Array.from({ length: count }, () => upstream(turns.prefill)),
-  );
-  const decoder = await upstream(turns.decode);
-  const { url, adminUrl, proxy } = await runProxy({
-    prefillers: prefillers.map((one) => one.url),
-    decoders: [decoder.url],
+  const { p, d, ...running } = await runFleet([turns.prefill], [turns.decode], {
     readback,
     admin: { port: 0 },
     ...more,
   });
-  const metrics = async () => (await fetch(`${adminUrl}/metrics`)).text();
-  const count1 = async (name: string) => {
-    const line = (await metrics()).split("\n").find((one) => one.startsWith(name));
+  const metric = async (name: string) => {
+    const line = (await running.metrics()).split("\n").find((one) => one.startsWith(name));
     return line === undefined ? undefined : Number(line.split(" ").at(-1));
   };
-  return { turns, url, proxy, decoder, prefillers, metric: count1 };
+  return { turns, metric, ...running };
+}
+
+/** The body of a further turn of a chat. */
+const further = (messages: readonly Fields[], more: Fields = {}) => ({
+  model: "m",
+  messages: [...messages, { role: "user", content: "?" }],
+  ...more,
+});
+
+/** Asks, and compares the answer with what one engine would say. Returns it. */
+async function asked(url: string, path: string, body: Fields): Promise<string[]> {
+  const answer = await ask(url, path, body);
+  expect(answer).toEqual(expected(body));
+  return answer;
 }
 
 /** A chat of `count` turns. Returns its messages. */
@@ -41,9 +46,7 @@ async function converse(url: string, count: number, more: Fields = {}): Promise<
   const messages: Fields[] = [{ role: "system", content: LONG }];
   for (let turn = 1; turn <= count; turn += 1) {
     messages.push({ role: "user", content: `question ${turn}` });
-    const body = { model: "m", messages, ...more };
-    const [answer] = await ask(url, CHAT, body);
-    expect([answer]).toEqual(expected(body));
+    const [answer] = await asked(url, CHAT, { model: "m", messages, ...more });
     messages.push({ role: "assistant", content: answer });
   }
   return messages;
@@ -76,20 +79,16 @@ test.each([{ stream: true, stream_options: { include_usage: true } }, {}])(
 test.each([true, false])(
   "the log says how many tokens of the prompt P had, where it says so (%s) and where it does not",
   async (tellsCached) => {
-    const lines: Fields[] = [];
-    const info = (event: string, fields: Fields = {}) => {
-      if (event === "request-done") lines.push(fields);
-    };
-    const { turns, url } = await servers({}, 1, { log: { ...silentLog, info } });
+    const { log, logged } = recordedLog();
+    const { turns, url } = await servers({}, { log });
     turns.tellsCached = tellsCached;
     await converse(url, 2);
-    await vi.waitFor(() => expect(lines).toHaveLength(2));
+    await vi.waitFor(() => expect(logged("request-done")).toHaveLength(2));
     const { read } = turns.counts;
-    expect(lines.map(({ cachedTokens }) => cachedTokens)).toEqual([
-      tellsCached ? 0 : undefined,
-      read,
+    expect(logged("request-done")).toMatchObject([
+      { cachedTokens: tellsCached ? 0 : undefined },
+      { cachedTokens: read, readback: "used", readbackTokens: read },
     ]);
-    expect(lines[1]).toMatchObject({ readback: "used", readbackTokens: read });
   },
 );
 
@@ -98,45 +97,21 @@ test("completions of text and of token ids are read too, and the ids go to both 
   const text = { model: "m", prompt: LONG };
   const [answer = ""] = await ask(url, COMPLETIONS, text);
   const longer = { model: "m", prompt: `${LONG}${answer} and more`, return_token_ids: true };
-  expect(await ask(url, COMPLETIONS, longer)).toEqual(expected(longer));
-  const [second = ""] = expected(longer);
+  const [second = ""] = await asked(url, COMPLETIONS, longer);
   const ids = {
     model: "m",
     prompt: [...`${longer.prompt}${second}!`].map((one) => one.codePointAt(0)),
   };
-  expect(await ask(url, COMPLETIONS, ids)).toEqual(expected(ids));
+  await asked(url, COMPLETIONS, ids);
   expect(turns.wrong).toEqual([]);
   expect(turns.counts.reads).toBe(2);
-});
-
-test.each([
-  ["another salt", { cache_salt: "other" }],
-  ["another model", { model: "lora" }],
-  ["copies", { n: 2, seed: 1 }],
-  ["a token that differs", { messages: [{ role: "system", content: `!${LONG}` }] }],
-  ["tools before it", { tools: [{ type: "function", function: { name: "f" } }] }],
-])("a turn with %s reads nothing", async (_, change: Fields) => {
-  const { turns, url } = await servers();
-  const messages = await converse(url, 1, { cache_salt: "own" });
-  const { messages: first, ...rest } = change;
-  const next = [...((first as Fields[]) ?? messages.slice(0, 1)), ...messages.slice(1)];
-  const body = {
-    model: "m",
-    cache_salt: "own",
-    messages: [...next, { role: "user", content: "?" }],
-    ...rest,
-  };
-  expect(await ask(url, CHAT, body)).toEqual(expected(body));
-  expect(turns.wrong).toEqual([]);
-  expect(turns.counts.reads).toBe(0);
 });
 
 test("regenerated, an answer's KV is not read: the prompt is shorter than it", async () => {
   const { turns, url } = await servers();
   const messages = await converse(url, 2);
   const before = turns.counts.reads;
-  const body = { model: "m", messages: messages.slice(0, -1), seed: 7 };
-  expect(await ask(url, CHAT, body)).toEqual(expected(body));
+  await asked(url, CHAT, { model: "m", messages: messages.slice(0, -1), seed: 7 });
   expect(turns.counts.reads).toBe(before);
   expect(turns.wrong).toEqual([]);
 });
@@ -165,12 +140,11 @@ test("copies, images, stop strings and short answers leave nothing pinned", asyn
 test("an object is used once: of two turns that go on from it at once, one is computed", async () => {
   const { turns, url } = await servers();
   const messages = await converse(url, 1);
-  const branches = ["one", "two", "three"].map((content) => ({
-    model: "m",
-    messages: [...messages, { role: "user", content }],
-  }));
-  const answers = await Promise.all(branches.map((body) => ask(url, CHAT, body)));
-  expect(answers).toEqual(branches.map(expected));
+  await Promise.all(
+    ["one", "two", "three"].map((content) =>
+      asked(url, CHAT, { model: "m", messages: [...messages, { role: "user", content }] }),
+    ),
+  );
   expect(turns.counts.reads).toBe(1);
   expect(turns.wrong).toEqual([]);
 });
@@ -183,9 +157,7 @@ test.each(["500", "hang", "break"] as const)(
     turns.failures.push(failure);
     for (const content of ["second", "third"]) {
       messages.push({ role: "user", content });
-      const body = { model: "m", messages, stream: true };
-      const [answer] = await ask(url, CHAT, body);
-      expect([answer]).toEqual(expected(body));
+      const [answer] = await asked(url, CHAT, { model: "m", messages, stream: true });
       messages.push({ role: "assistant", content: answer });
     }
     expect(turns.wrong).toEqual([]);
@@ -204,14 +176,12 @@ test.each(["500", "hang", "break"] as const)(
 
 test("a P that died while it read a turn reads the next one as soon as it is back", async () => {
   const timeouts = { coolDownMs: 1, maxCoolDownMs: 1 };
-  const { turns, url } = await servers({}, 1, { timeouts });
+  const { turns, url } = await servers({}, { timeouts });
   const messages = await converse(url, 1);
   turns.failures.push("break");
   for (const content of ["second", "third", "fourth"]) {
     messages.push({ role: "user", content });
-    const body = { model: "m", messages };
-    const [answer] = await ask(url, CHAT, body);
-    expect([answer]).toEqual(expected(body));
+    const [answer] = await asked(url, CHAT, { model: "m", messages });
     messages.push({ role: "assistant", content: answer });
   }
   expect(turns.wrong).toEqual([]);
@@ -227,14 +197,8 @@ test("what was of a D before its restart is not read", async () => {
   turns.restartDecoder();
   // The first answer of the new engine tells it.
   await converse(url, 1, { cache_salt: "3" });
-  for (const [salt, messages] of [one, two].entries()) {
-    const body = {
-      model: "m",
-      cache_salt: `${salt + 1}`,
-      messages: [...messages, { role: "user", content: "?" }],
-    };
-    expect(await ask(url, CHAT, body)).toEqual(expected(body));
-  }
+  for (const [salt, messages] of [one, two].entries())
+    await asked(url, CHAT, further(messages, { cache_salt: `${salt + 1}` }));
   expect(turns.counts.reads).toBe(0);
   expect(turns.wrong).toEqual([]);
   expect(await metric("kv_proxy_readback_objects")).toBe(3);
@@ -337,8 +301,7 @@ test.each([
     turns.prefillSays = { ...prefillSays, tp_size: 2 };
     turns.decodeSays = () => decodeSays;
     const messages = await converse(url, 1);
-    const body = { model: "m", messages: [...messages, { role: "user", content: "?" }] };
-    expect(await ask(url, CHAT, body)).toEqual(expected(body));
+    await asked(url, CHAT, further(messages));
     expect(turns.counts.reads).toBe(reads);
     expect(turns.wrong).toEqual([]);
     expect(await metric('kv_proxy_readback_refused_total{reason="no-prefill"}')).toBe(
@@ -371,11 +334,10 @@ test("an object that no P fits stays for one that does", async () => {
   const [p] = proxy.instances.prefill.list();
   if (p === undefined) throw new Error("there is no P");
   const own = vi.spyOn(p, "kv", "get").mockReturnValue({ tpSize: 2 });
-  const body = { model: "m", messages: [...messages, { role: "user", content: "?" }] };
-  expect(await ask(url, CHAT, body)).toEqual(expected(body));
+  await asked(url, CHAT, further(messages));
   expect(turns.counts.reads).toBe(0);
   own.mockRestore();
-  expect(await ask(url, CHAT, body)).toEqual(expected(body));
+  await asked(url, CHAT, further(messages));
   expect(turns.counts.reads).toBe(1);
 });
 
@@ -383,13 +345,13 @@ test("a client that leaves while P reads leaves the turn to nobody", async () =>
   const { turns, url, metric } = await servers();
   const messages = await converse(url, 1);
   turns.failures.push("hang");
-  const body = { model: "m", messages: [...messages, { role: "user", content: "?" }] };
+  const body = further(messages);
   const abort = new AbortController();
   const left = post(`${url}${CHAT}`, body, { signal: abort.signal });
   await vi.waitFor(() => expect(turns.failures).toEqual([]));
   abort.abort();
   await expect(left).rejects.toThrow();
-  expect(await ask(url, CHAT, body)).toEqual(expected(body));
+  await asked(url, CHAT, body);
   expect(turns.counts.reads).toBe(0);
   expect(await metric("kv_proxy_readback_objects")).toBe(1);
 });
@@ -413,11 +375,10 @@ test("a closed proxy sends nothing for what a P may have been reading", async ()
       return { cancel };
     },
   };
-  const { turns, url, proxy } = await servers({ timeoutMs: 200 }, 1, { clock });
+  const { turns, url, proxy } = await servers({ timeoutMs: 200 }, { clock });
   const messages = await converse(url, 1);
   turns.failures.push("hang");
-  const body = { model: "m", messages: [...messages, { role: "user", content: "?" }] };
-  expect(await ask(url, CHAT, body)).toEqual(expected(body));
+  await asked(url, CHAT, further(messages));
   expect(waiting.size).toBe(1);
   await proxy.close();
   expect(waiting.size).toBe(0);

@@ -7,9 +7,9 @@ import { onTestFinished } from "vitest";
 
 const root = fileURLToPath(new URL("../../../../", import.meta.url));
 
-/** Runs kv-proxy in a process of its own, which ends with the test. */
-export function startCli(args: readonly string[], env: NodeJS.ProcessEnv = {}) {
-  const child = spawn(process.execPath, [builtProgram("kv-proxy"), ...args], {
+/** Runs kv-proxy with these words in a process of its own, which ends with the test. */
+export function startCli(args: string, env: NodeJS.ProcessEnv = {}) {
+  const child = spawn(process.execPath, [builtProgram("kv-proxy"), ...args.split(" ")], {
     cwd: root,
     stdio: ["ignore", "pipe", "pipe"],
     env: { ...process.env, ...env },

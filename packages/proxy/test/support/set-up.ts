@@ -3,6 +3,7 @@ import {
   decodeOk,
   type FakeUpstream,
   prefillOk,
+  sendJson,
   startUpstream,
 } from "@kv/testing/http/fake-upstream";
 import { onTestFinished } from "vitest";
@@ -19,6 +20,10 @@ export interface RunningProxy {
   readonly proxy: ReturnType<typeof createProxy>;
   readonly url: string;
   readonly adminUrl: string;
+  /** Asks for a completion, of the prompt "a" unless told. */
+  ask(body?: object | string, init?: RequestInit): Promise<Response>;
+  /** The metrics of the admin port. */
+  metrics(): Promise<string>;
 }
 
 /** A proxy on a free port, closed without grace after the test. */
@@ -33,7 +38,38 @@ export async function runProxy(options: ProxyOptions): Promise<RunningProxy> {
   });
   onTestFinished(() => proxy.close({ graceMs: 0 }));
   const { url, adminUrl = "" } = await proxy.listen({ port: 0 });
-  return { proxy, url, adminUrl };
+  return {
+    proxy,
+    url,
+    adminUrl,
+    ask: (body = {}, init) =>
+      post(
+        `${url}/v1/completions`,
+        typeof body === "string" ? body : { prompt: "a", ...body },
+        init,
+      ),
+    metrics: async () => (await fetch(`${adminUrl}/metrics`)).text(),
+  };
+}
+
+/** The instances of a list of answers. */
+type Instances<Answers> = { readonly [At in keyof Answers]: FakeUpstream };
+
+/** A proxy in front of instances of both roles. Where P pushes, its engine is known as `e`. */
+export async function runFleet<
+  const Ps extends readonly Answer[],
+  const Ds extends readonly Answer[],
+>(ps: Ps, ds: Ds, options: ProxyOptions = {}) {
+  const [p, d] = await Promise.all(
+    [ps, ds].map((answers) => Promise.all(answers.map((answer) => upstream(answer)))),
+  );
+  const urlsOf = (instances: readonly FakeUpstream[] = []) => instances.map(({ url }) => url);
+  const prefillers =
+    (options.mode ?? "pull") === "pull"
+      ? urlsOf(p)
+      : urlsOf(p).map((url) => ({ url, kv: { engineId: "e" } }));
+  const running = await runProxy({ prefillers, decoders: urlsOf(d), ...options });
+  return { p: p as Instances<Ps>, d: d as Instances<Ds>, ...running };
 }
 
 /** A proxy in front of a prefill and a decode instance, which do their part unless told. */
@@ -45,6 +81,24 @@ export async function runPair(
   const instances = { prefillers: [pair.p.url], decoders: [pair.d.url] };
   return { ...pair, ...(await runProxy({ ...instances, ...options })) };
 }
+
+/** Chooses the first instance, so that what failed must be avoided by name. */
+export const FIRST: ProxyOptions = {
+  createRouting: () => ({ name: "first", choose: (candidates) => candidates[0] }),
+};
+
+/** An instance that always answers so. */
+export const sends =
+  (status: number, body: object = { error: { message: "no" } }): Answer =>
+  ({ response }) =>
+    sendJson(response, body, status);
+
+/** An instance that closes the connection. */
+export const breaks: Answer = ({ response }) => void response.destroy();
+
+/** A web page in place of an answer. */
+export const html: Answer = ({ response }) =>
+  void response.writeHead(200, { "content-type": "text/html" }).end("<html>busy</html>");
 
 export function post(url: string, body: unknown, init: RequestInit = {}): Promise<Response> {
   return fetch(url, {

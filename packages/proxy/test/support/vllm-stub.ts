@@ -100,13 +100,13 @@ export function vllmPair(): VllmPair {
     return respond(seen, answer);
   };
 
-  return { prefill, decode, alone: (seen) => answerAlone(seen), held, counts };
-}
+  const alone: Answer = (seen) => {
+    const refusal = invalid(seen.json);
+    if (refusal !== undefined) return sendJson(seen.response, refusal, 400);
+    return respond(seen, compute(seen));
+  };
 
-function answerAlone(seen: Seen): void {
-  const refusal = invalid(seen.json);
-  if (refusal === undefined) respond(seen, compute(seen));
-  else sendJson(seen.response, refusal, 400);
+  return { prefill, decode, alone, held, counts };
 }
 
 const error = (message: string) => ({
@@ -170,21 +170,14 @@ function compute({ json, headers, path }: Seen, { cachedTokens = 3 } = {}): Fiel
     model: json.model ?? "m",
     choices,
     usage: { ...usage, prompt_tokens_details: { cached_tokens: cachedTokens * prompts.length } },
-    ...(chat
-      ? {
-          prompt_logprobs:
-            json.prompt_logprobs == null ? null : promptLogprobs(tokensOf(prompts[0] ?? "")),
-        }
-      : {}),
+    ...(chat && {
+      prompt_logprobs: json.prompt_logprobs == null ? null : tokensOf(prompts[0] ?? ""),
+    }),
     kv_transfer_params: null,
   };
 }
 
-const promptLogprobs = (tokens: readonly string[]) =>
-  tokens.map((token, at) =>
-    at === 0 ? null : { [at]: { logprob: -at / 8, rank: 1, decoded_token: token } },
-  );
-
+/** Of log probabilities it has only the tokens that they are of. */
 function choiceOf(
   json: Fields,
   chat: boolean,
@@ -209,25 +202,8 @@ function choiceOf(
   return {
     ...ending,
     text: tokens.join(""),
-    logprobs: json.logprobs == null ? null : logprobsOf(tokens, echo ? prompt.length : 0),
-    prompt_logprobs: wanted ? promptLogprobs(prompt) : null,
-  };
-}
-
-function logprobsOf(tokens: readonly string[], promptCount: number) {
-  let offset = 0;
-  const at = tokens.map((token) => {
-    const before = offset;
-    offset += [...token].length;
-    return before;
-  });
-  const logprob = (i: number) =>
-    i === 0 && promptCount > 0 ? null : -(i - (i < promptCount ? 0 : promptCount)) / 4;
-  return {
-    text_offset: at,
-    tokens,
-    token_logprobs: tokens.map((_, i) => logprob(i)),
-    top_logprobs: tokens.map((token, i) => (logprob(i) === null ? null : { [token]: logprob(i) })),
+    logprobs: json.logprobs == null ? null : { tokens },
+    prompt_logprobs: wanted ? prompt : null,
   };
 }
 

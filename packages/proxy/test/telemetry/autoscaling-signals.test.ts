@@ -5,7 +5,7 @@ import { startSideChannel } from "@kv/testing/http/side-channel";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import { parseAllDocuments } from "yaml";
-import { post, runPair, runProxy, upstream } from "../support/set-up.js";
+import { runPair, runProxy, upstream } from "../support/set-up.js";
 
 const usage = '{"prompt_tokens":100,"prompt_tokens_details":{"cached_tokens":25}}';
 const answer = (port: number) =>
@@ -31,14 +31,14 @@ test("prefill legs that wait, KV that is not read yet with its bytes and age, an
   const decode = holding(decodeOk);
   const [p, d] = [await upstream(prefill.hold), await upstream(decode.hold)];
   const kv = { host: "127.0.0.1", port: side.port, tpSize: 1 };
-  const { url, adminUrl, proxy } = await runProxy({
+  const { ask, metrics, proxy } = await runProxy({
     prefillers: [{ url: p.url, kv }],
     decoders: [{ url: d.url, kv }],
     pairing: { mode: "strict" },
     clock,
     admin: { port: 0 },
   });
-  const asked = [1, 2, 3].map(() => post(`${url}/v1/completions`, { prompt: "a" }));
+  const asked = [1, 2, 3].map(() => ask());
   const signals = () => proxy.status().signals;
   await expect.poll(() => prefill.held.length).toBe(3);
   expect(signals()).toMatchObject({
@@ -58,7 +58,7 @@ test("prefill legs that wait, KV that is not read yet with its bytes and age, an
     decode_in_flight: 2,
     prefix_hit_rate: 0.25,
   });
-  const metrics = (await (await fetch(`${adminUrl}/metrics`)).text()).split("\n");
+  const shown = (await metrics()).split("\n");
   for (const line of [
     "kv_proxy_kv_unread 2",
     "kv_proxy_kv_unread_oldest_seconds 1.5",
@@ -68,7 +68,7 @@ test("prefill legs that wait, KV that is not read yet with its bytes and age, an
     "kv_proxy_prompt_tokens_total 200",
     "kv_proxy_cached_prompt_tokens_total 50",
   ])
-    expect(metrics).toContain(line);
+    expect(shown).toContain(line);
   prefill.release();
   await expect.poll(() => decode.held.length).toBe(3);
   for (let index = 0; index < 3; index++) decode.release();
@@ -88,15 +88,15 @@ test("the KEDA example asks for metrics that exist", async () => {
   const queries = documents.flatMap(({ spec }) =>
     spec.triggers.map(({ metadata }) => metadata.query),
   );
-  const { adminUrl } = await runProxy({
+  const { metrics } = await runProxy({
     prefillers: ["p:1"],
     decoders: ["d:1"],
     admin: { port: 0 },
   });
-  const metrics = await (await fetch(`${adminUrl}/metrics`)).text();
+  const shown = await metrics();
   expect(queries).toHaveLength(4);
   for (const query of queries)
-    expect(metrics).toContain(`# TYPE ${/kv_proxy_\w+/.exec(query)?.[0]} gauge`);
+    expect(shown).toContain(`# TYPE ${/kv_proxy_\w+/.exec(query)?.[0]} gauge`);
 });
 
 test("the recommended number of prefill instances follows the time that prompts took, and says why", async () => {
@@ -104,10 +104,10 @@ test("the recommended number of prefill instances follows the time that prompts 
   const prefill = holding(({ response }) => {
     response.writeHead(200, { "content-type": "application/json" }).end(answer(5600));
   });
-  const { url, proxy } = await runPair({ p: prefill.hold }, { clock });
+  const { ask, proxy } = await runPair({ p: prefill.hold }, { clock });
   expect(proxy.status().signals.recommended).toBeNull();
   for (let round = 0; round < 5; round++) {
-    const asked = post(`${url}/v1/completions`, { prompt: "a" });
+    const asked = ask();
     await expect.poll(() => prefill.held.length).toBe(1);
     clock.advance(9_000);
     prefill.release();

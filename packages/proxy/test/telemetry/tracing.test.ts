@@ -1,15 +1,15 @@
 import { decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
 import { recordedSpans } from "@kv/testing/recorded-spans";
 import { expect, test } from "vitest";
-import { post, runPair, runProxy, upstream } from "../support/set-up.js";
+import { runPair, runProxy, upstream } from "../support/set-up.js";
 
 const traceId = "0af7651916cd43dd8448eb211c80319c";
 const traceparent = `00-${traceId}-b7ad6b7169203331-01`;
 
 test("each leg has a span in the client's trace, and its instance gets that span as parent", async () => {
   const { tracer, spans } = recordedSpans();
-  const { p, d, url } = await runPair({}, { tracer });
-  await post(`${url}/v1/completions`, { prompt: "a" }, { headers: { traceparent } });
+  const { p, d, ask } = await runPair({}, { tracer });
+  await ask({}, { headers: { traceparent } });
   await expect
     .poll(() => spans().map(({ name }) => name))
     .toEqual(["kv_proxy.prefill", "kv_proxy.decode", "kv_proxy.request"]);
@@ -36,8 +36,8 @@ test("a leg that fails ends its span with the error's code", async () => {
   const { tracer, spans } = recordedSpans();
   const p = await upstream(prefillOk);
   const broken = await upstream(({ response }) => sendJson(response, { error: {} }, 500));
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [broken.url], tracer });
-  await post(`${url}/v1/completions`, { prompt: "a" });
+  const { ask } = await runProxy({ prefillers: [p.url], decoders: [broken.url], tracer });
+  await ask();
   await expect
     .poll(() => spans().find(({ name }) => name === "kv_proxy.decode")?.attributes)
     .toMatchObject({ "error.type": "KV_PROXY_UPSTREAM_FAILED" });
@@ -46,9 +46,9 @@ test("a leg that fails ends its span with the error's code", async () => {
 
 test("a client that does not sample its trace gets no spans, and its headers pass unchanged", async () => {
   const { tracer, spans } = recordedSpans();
-  const { p, d, url } = await runPair({}, { tracer });
+  const { p, d, ask } = await runPair({}, { tracer });
   const unsampled = `00-${traceId}-b7ad6b7169203331-00`;
-  await post(`${url}/v1/completions`, { prompt: "a" }, { headers: { traceparent: unsampled } });
+  await ask({}, { headers: { traceparent: unsampled } });
   for (const { seen } of [p, d]) expect(seen[0]?.headers.traceparent).toBe(unsampled);
   expect(spans()).toEqual([]);
 });
@@ -56,7 +56,7 @@ test("a client that does not sample its trace gets no spans, and its headers pas
 test("the inputs and the reason of the rule about one leg or two are on the spans of all legs", async () => {
   const { tracer, spans: all } = recordedSpans();
   const usage = { prompt_tokens: 20, prompt_tokens_details: { cached_tokens: 4 } };
-  const { url } = await runPair(
+  const { ask } = await runPair(
     {
       p: ({ response }) =>
         sendJson(response, { choices: [], usage, kv_transfer_params: JSON.parse(KV_PARAMS_TEXT) }),
@@ -69,7 +69,7 @@ test("the inputs and the reason of the rule about one leg or two are on the span
   ];
   for (const [at, { length, reason, legs }] of prompts.entries()) {
     const before = all().length;
-    await post(`${url}/v1/completions`, { prompt: Array.from({ length }, (_, id) => id) });
+    await ask({ prompt: Array.from({ length }, (_, id) => id) });
     await expect.poll(() => all().length).toBe(before + legs.length + 1);
     const spans = all()
       .slice(before)
@@ -94,19 +94,15 @@ test("the inputs and the reason of the rule about one leg or two are on the span
 });
 
 test("without a tracer, the client's trace headers reach both instances unchanged", async () => {
-  const { p, d, url } = await runPair();
+  const { p, d, ask } = await runPair();
   const headers = { traceparent, tracestate: "a=b" };
-  await post(`${url}/v1/completions`, { prompt: "a" }, { headers });
+  await ask({}, { headers });
   for (const { seen } of [p, d]) expect(seen[0]?.headers).toMatchObject(headers);
 });
 
 test("an instance that is a data-parallel rank overrides the client's rank", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const { url } = await runProxy({ prefillers: [`${p.url}@1`], decoders: [d.url] });
-  await post(
-    `${url}/v1/completions`,
-    { prompt: "a" },
-    { headers: { "x-data-parallel-rank": "3" } },
-  );
+  const { ask } = await runProxy({ prefillers: [`${p.url}@1`], decoders: [d.url] });
+  await ask({}, { headers: { "x-data-parallel-rank": "3" } });
   expect([p, d].map(({ seen }) => seen[0]?.headers["x-data-parallel-rank"])).toEqual(["1", "3"]);
 });

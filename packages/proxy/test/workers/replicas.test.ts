@@ -1,6 +1,6 @@
 import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { post, runProxy, upstream } from "../support/set-up.js";
+import { runProxy, upstream } from "../support/set-up.js";
 import { vllmPair } from "../support/vllm-stub.js";
 
 /**
@@ -14,8 +14,8 @@ test("two replicas share nothing and need not: requests, aborts and freed blocks
   const settings = { prefillers: [p.url], decoders: [d.url] };
   const [one, two] = [await runProxy(settings), await runProxy(settings)];
   const gone = new AbortController();
-  const left = post(`${one.url}/v1/completions`, { prompt: "first" }, { signal: gone.signal });
-  const kept = post(`${two.url}/v1/completions`, { prompt: "second" });
+  const left = one.ask({ prompt: "first" }, { signal: gone.signal });
+  const kept = two.ask({ prompt: "second" });
   await expect.poll(() => d.seen.length).toBe(2);
   expect(stub.held.size).toBe(2);
   gone.abort();
@@ -41,12 +41,12 @@ test("an instance that is added at one replica is not known to the other; the lo
   const settings = { prefillers: [p.url], decoders: [d.url], routing };
   const [one, two] = [await runProxy(settings), await runProxy(settings)];
   one.proxy.instances.decode.add({ url: added.url });
-  const first = post(`${one.url}/v1/completions`, { prompt: "a" });
+  const first = one.ask();
   await expect.poll(() => held.length).toBe(1);
   // It sees its own load, and takes the other instance.
-  expect((await post(`${one.url}/v1/completions`, { prompt: "a" })).status).toBe(200);
+  expect((await one.ask()).status).toBe(200);
   expect(two.proxy.status().decoders).toMatchObject([{ url: d.url, in_flight: 0 }]);
-  const second = post(`${two.url}/v1/completions`, { prompt: "a" });
+  const second = two.ask();
   await expect.poll(() => held.length).toBe(2);
   for (const seen of held) void decodeOk(seen);
   expect([(await first).status, (await second).status]).toEqual([200, 200]);
@@ -63,8 +63,7 @@ test("sessions go to the same instance from both replicas, in whatever order the
   ];
   for (let session = 0; session < 8; session += 1) {
     const before = ds.map(({ seen }) => seen.length);
-    for (const { url } of replicas)
-      await post(`${url}/v1/completions`, { prompt: "a", session_id: `s${session}` });
+    for (const { ask } of replicas) await ask({ session_id: `s${session}` });
     const went = ds.map(({ seen }, at) => seen.length - (before[at] ?? 0));
     expect([...went].sort()).toEqual([0, 0, 2]);
   }

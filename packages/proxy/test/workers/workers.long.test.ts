@@ -1,9 +1,9 @@
 // A long suite: starts kv-proxy with worker processes.
 import { readFileSync } from "node:fs";
-import { request } from "node:http";
 import { COMPLETION, decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
 import { idsOf, outputOf, TurnServers } from "../readback/turn-servers.js";
+import { send } from "../support/plain-client.js";
 import { startCli } from "../support/run-cli.js";
 import { upstream } from "../support/set-up.js";
 
@@ -11,26 +11,12 @@ import { upstream } from "../support/set-up.js";
 type Json = { readonly length: number; readonly requests: Record<string, number> } & string;
 
 const MINUTE = 60_000;
-const FLAGS = ["--port", "0", "--admin-port", "0", "--pairing", "off", "--health-interval-ms", "0"];
+const FLAGS = "--port 0 --admin-port 0 --pairing off --health-interval-ms 0 --workers 2";
 
-/** Sends a request on a connection of its own: connections are dealt to the workers in turn. */
-function ask(
-  url: string,
-  body?: unknown,
-  path = "/v1/completions",
-): Promise<{ status: number; json: Json }> {
-  return new Promise((resolve, reject) => {
-    const headers = { "content-type": "application/json" };
-    const method = body === undefined ? "GET" : "POST";
-    const sent = request(`${url}${path}`, { method, agent: false, headers }, (response) => {
-      let text = "";
-      response.setEncoding("utf8").on("data", (part: string) => (text += part));
-      response.on("error", reject);
-      response.on("end", () => resolve({ status: response.statusCode ?? 0, json: parsed(text) }));
-    });
-    sent.on("error", reject);
-    sent.end(body === undefined ? undefined : JSON.stringify(body));
-  });
+/** Connections are dealt to the workers in turn. */
+async function ask(url: string, body?: unknown, path = "/v1/completions") {
+  const answer = await send(`${url}${path}`, body);
+  return { status: answer.status, json: parsed(answer.body) };
 }
 
 const eventually = <T>(value: () => T) => expect.poll(value, { timeout: 20_000 });
@@ -39,8 +25,8 @@ const completion = (url: string) => ask(url, { prompt: "a" });
 const workersOf = (pid: number | undefined) =>
   readFileSync(`/proc/${pid}/task/${pid}/children`, "utf8").trim().split(/\s+/).map(Number).sort();
 
-async function startWorkers(args: readonly string[]) {
-  const running = startCli([...FLAGS, "--workers", "2", ...args]);
+async function startWorkers(args: string) {
+  const running = startCli(`${FLAGS} ${args}`);
   const [, url = "", adminUrl = ""] =
     /^kv-proxy ready (\S+) .* admin (\S+)$/.exec(await running.line()) ?? [];
   const requests = async () => (await ask(adminUrl, undefined, "/status")).json.requests;
@@ -59,7 +45,7 @@ test("two workers serve one port; instances, counts and the end of a worker are 
   const held: Parameters<typeof decodeOk>[0][] = [];
   const d = await upstream((seen) => (hold ? void held.push(seen) : decodeOk(seen)));
   const late = await upstream(decodeOk);
-  const group = await startWorkers(["--prefill", p.url, "--decode", d.url]);
+  const group = await startWorkers(`--prefill ${p.url} --decode ${d.url}`);
   const { url, adminUrl } = group;
   for (let i = 0; i < 4; i += 1) expect((await completion(url)).json).toEqual(COMPLETION);
   await eventually(group.requests).toMatchObject({ total: 4, succeeded: 4, in_flight: 0 });
@@ -109,14 +95,10 @@ test("a worker counts the load that other workers put on an instance", {
 }, async () => {
   const p = await upstream(prefillOk);
   const ds = [await upstream(() => {}), await upstream(() => {}), await upstream(() => {})];
-  const group = await startWorkers([
-    "--prefill",
-    p.url,
-    "--decode",
-    ...ds.map((d) => d.url),
-    "--decode-routing",
-    "least-load",
-  ]);
+  const urls = ds.map((d) => d.url).join(" ");
+  const group = await startWorkers(
+    `--prefill ${p.url} --decode ${urls} --decode-routing least-load`,
+  );
   const asked: Promise<unknown>[] = [];
   const sum = () => ds.reduce((all, { seen }) => all + seen.length, 0);
   for (let i = 1; i <= 3; i += 1) {
@@ -137,7 +119,7 @@ test("what one worker keeps of a turn, another one gives to P, also when a worke
 }, async () => {
   const turns = new TurnServers();
   const [p, d] = [await upstream(turns.prefill), await upstream(turns.decode)];
-  const group = await startWorkers(["--prefill", p.url, "--decode", d.url, "--readback"]);
+  const group = await startWorkers(`--prefill ${p.url} --decode ${d.url} --readback`);
   let prompt = "a prompt with more than the sixty-four tokens that are worth keeping at a D. ";
   for (let turn = 1; turn <= 6; turn += 1) {
     const { json } = await ask(group.url, { prompt, model: "m" });
@@ -175,7 +157,7 @@ test("SIGTERM lets the requests of all workers end", { timeout: MINUTE }, async 
   const p = await upstream(prefillOk);
   const held: Parameters<typeof decodeOk>[0][] = [];
   const d = await upstream((seen) => void held.push(seen));
-  const group = await startWorkers(["--prefill", p.url, "--decode", d.url]);
+  const group = await startWorkers(`--prefill ${p.url} --decode ${d.url}`);
   const asked = [completion(group.url), completion(group.url)];
   await eventually(() => held.length).toBe(2);
   group.child.kill("SIGTERM");
@@ -190,18 +172,9 @@ test("workers that cannot listen end the program with the reason", {
 }, async () => {
   const p = await upstream(prefillOk);
   const port = new URL(p.url).port;
-  const running = startCli([
-    "--prefill",
-    p.url,
-    "--decode",
-    p.url,
-    "--pairing",
-    "off",
-    "--workers",
-    "2",
-    "--port",
-    port,
-  ]);
+  const running = startCli(
+    `--prefill ${p.url} --decode ${p.url} --pairing off --workers 2 --port ${port}`,
+  );
   expect(await running.exited).toBe(2);
   expect(running.stderr()).toContain(`cannot listen on 127.0.0.1:${port} (EADDRINUSE)`);
 });

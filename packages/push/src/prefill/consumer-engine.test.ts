@@ -170,7 +170,8 @@ describe("consumer engines", () => {
       const pair = { local: rank(0, 1, from), consumer: { tpSize: 1, blockSize: to } };
       const vllm = setUp({ ...pair, features: [] });
       await expect(vllm.opened()).rejects.toMatchObject({ code: "KV_PLAN_UNSUPPORTED" });
-      expect([...vllm.open]).toEqual([]);
+      // It can be told why.
+      expect([...vllm.open]).toEqual(["agent 0"]);
       const ours = setUp(pair);
       expect((await ours.opened()).targets.size).toBe(1);
     },
@@ -199,7 +200,7 @@ describe("consumer engines", () => {
           code: "KV_PLAN_UNSUPPORTED",
           message: expect.stringMatching(/announces/) as string,
         });
-        expect([...wrong.open]).toEqual([]);
+        expect([...wrong.open]).toEqual(["agent 0"]);
       }
     },
   );

@@ -12,27 +12,24 @@ import { handshakeTargetRanks } from "@kv/topology";
 
 /** A D, as a rank of P sees it. */
 export interface ConsumerEngine extends OpenEngine {
-  /** The consumer's ranks that this rank serves, by tensor-parallel rank. */
+  /** The D ranks that this rank serves, by tensor-parallel rank. */
   readonly targets: ReadonlyMap<number, ConsumerTarget>;
 }
 
-/** One rank of a consumer engine. */
 export interface ConsumerTarget {
   readonly agent: string;
   /**
-   * The plan that the consumer would make to READ, with this rank among its sources. The producer
-   * executes it in reverse, as WRITEs, so both directions move the same bytes and a proof of one
-   * covers the other.
+   * The plan that D would READ with. P runs it in reverse, so both directions move the same bytes.
    */
   readonly plan: EngineTransferPlan;
   /**
-   * Prepared lists, by the index of the plan's lists. Empty if the consumer takes its heads from
-   * another rank: it still expects a done notification from this one.
+   * In the order of the plan's lists. Empty if D takes its heads from another rank; it still
+   * expects a done notification.
    */
   readonly lists: readonly (ListPair | undefined)[];
 }
 
-/** The consumers of a worker of P. Each rank of a consumer has a plan of its own. */
+/** The D's of a worker of P. Each rank of a D has its own plan. */
 export function consumerEngines(context: WorkerContext): RemoteEngines<ConsumerEngine> {
   const { local } = context;
   return new RemoteEngines(context, {
@@ -43,7 +40,6 @@ export function consumerEngines(context: WorkerContext): RemoteEngines<ConsumerE
       const targets = ranks.map(({ tpRank, geometry }) => {
         const plan = planOf(context, geometry, address, controls);
         const source = plan.sources.find(({ remoteRank }) => remoteRank === local.tpRank);
-        // The plan is the consumer's: its remote side is this rank.
         const tables = (source?.lists ?? []).map(({ localTable, remoteTable }) => ({
           rank: rankKey(geometry),
           local: remoteTable,
@@ -73,10 +69,7 @@ export function consumerEngines(context: WorkerContext): RemoteEngines<ConsumerE
   });
 }
 
-/**
- * Plans what a rank of the consumer would plan to READ.
- * @throws `KV_PLAN_UNSUPPORTED`, `KV_TOPOLOGY_INVALID`.
- */
+/** @throws `KV_PLAN_UNSUPPORTED`, `KV_TOPOLOGY_INVALID`. */
 function planOf(
   { local, model, settings: { announcedBlockSize } }: WorkerContext,
   received: RankGeometry,
@@ -108,7 +101,7 @@ function planOf(
   const { ppSize = 1, ppRank } = local;
   const geometry = {
     ...withConvolutionParts(received, local),
-    // The blocks of a group of which this stage has no layer are another stage's to write.
+    // Another stage writes the groups that have no layer here.
     ...(ppSize === 1 ? {} : { ppSize, ppRank }),
   };
   const sources = handshakeTargetRanks({
@@ -120,25 +113,21 @@ function planOf(
   });
   const isEqual = geometry.kernelBlockSize === local.kernelBlockSize;
   const plan = buildEngineTransferPlan({
-    // A vLLM consumer that converts the order inside a head does so after the WRITE: until then its
-    // blocks have this rank's order.
+    // A vLLM D converts the order inside a head after the WRITE.
     local:
       controls || isEqual ? geometry : { ...geometry, attentionBackend: local.attentionBackend },
-    // Ranks of one stage differ only in their addresses, and only this rank's addresses are used.
-    // The consumer's geometry has this stage's layers only.
+    // A stage's ranks differ only in addresses, and only this rank's are used.
     remotes: sources.map((tpRank) => ({ ...local, ppRank: 0, ppSize: 1, tpRank })),
     ...model,
-    // Must be the consumer's own choice, so that both sides plan the same form.
+    // D must choose the same form.
     canPass: geometry.regions.every(({ memoryType }) => memoryType === "DRAM"),
-    // The consumer converts the blocks after the WRITE. Our own consumers refuse conversions that
-    // they do not support; vLLM has its own rules.
+    // An `@kv` D refuses unsupported conversions itself; vLLM has other rules.
     conversions: controls ? ["hnd-to-nhd"] : ["hnd-to-nhd", "attention-order"],
-    // vLLM makes no pass over blocks of the size that P announced: each byte must land in its
-    // place.
+    // vLLM makes no pass over blocks of P's announced size, so each byte must land in its place.
     form: controls ? undefined : "direct",
   });
-  // Whose blocks are larger than P's, converts them as if P's lay in them one after another; whose
-  // are smaller, stops its engine.
+  // A vLLM D with larger blocks converts them as if P's lay in them one after another. With smaller
+  // blocks, it stops its engine.
   const isTaken = isEqual
     ? plan.form === "copy"
     : plan.form !== "permute" && geometry.kernelBlockSize === announcedBlockSize;
@@ -155,9 +144,8 @@ function planOf(
 }
 
 /**
- * Adds the division of the convolution state to a consumer's geometry. A handshake contains only
- * the total size, which is enough for a reader. Two engines of one model divide the state in the
- * same way, so this rank's division is scaled to the consumer's size.
+ * A handshake has only the convolution state's total size. Engines of one model divide it alike, so
+ * this rank's division is scaled.
  */
 function withConvolutionParts(received: RankGeometry, local: RankGeometry): RankGeometry {
   const [theirs, ours] = [received.stateSpace, local.stateSpace];

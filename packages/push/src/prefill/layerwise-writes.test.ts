@@ -3,7 +3,7 @@ import { KvError } from "@kv/interface";
 import type { Registration } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
 import { LayerwiseWrites } from "./layerwise-writes.js";
-import type { ProducedRequest } from "./produced-requests.js";
+import type { ProducedRequest } from "./registrations.js";
 import type { DispatchedWrite } from "./write-blocks.js";
 
 /** A dispatcher whose writes end when the test ends them. */

@@ -1,8 +1,12 @@
 import type { Registration } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
-import { ProducedRequests } from "./produced-requests.js";
-import { MAX_WAITING_BYTES, RegistrationMatcher, registrationKey } from "./registrations.js";
+import {
+  MAX_WAITING_BYTES,
+  ProducedRequests,
+  RegistrationMatcher,
+  registrationKey,
+} from "./registrations.js";
 
 const registration = (engineId: string, at: number, blocks: number): Registration => ({
   wireId: `r${at}`,
@@ -17,7 +21,7 @@ const registration = (engineId: string, at: number, blocks: number): Registratio
 
 function matcher() {
   const clock = manualClock();
-  const requests = new ProducedRequests({ clock, rememberMs: 1000 });
+  const requests = new ProducedRequests({ clock });
   const waitMs = { plain: 1000, own: 1000 };
   return { clock, matcher: new RegistrationMatcher({ clock, requests, waitMs, onExpired() {} }) };
 }
@@ -41,4 +45,28 @@ test("A9: waiting registrations are weighed: those of the engine that holds most
   clock.advance(1000);
   expect(waiting.size).toBe(0);
   for (let at = 1; at <= 9; at += 1) expect(wait(registration("honest", at, blocks))).toEqual([]);
+});
+
+test("two registrations have one key only where they are of one rank, request, use, process and engine", () => {
+  const own = {
+    rank: 0,
+    incarnation: "d",
+    generation: 1,
+    oldestOpen: 1,
+    secret: "s",
+    numTokens: 16,
+    promptDigest: undefined,
+    computedBlocks: [0],
+  };
+  const first = { ...registration("d", 1, 1), own };
+  const changes: Partial<Registration>[] = [
+    { engineId: "e" },
+    { wireId: "r2" },
+    ...[{ rank: 1 }, { incarnation: "e" }, { generation: 2 }, { secret: "t" }].map((change) => ({
+      own: { ...own, ...change },
+    })),
+  ];
+  const keys = [first, ...changes.map((change) => ({ ...first, ...change }))].map(registrationKey);
+  expect(new Set(keys).size).toBe(keys.length);
+  expect(registrationKey({ ...first, blockIds: [[7]] })).toBe(keys[0]);
 });

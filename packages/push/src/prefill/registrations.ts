@@ -1,4 +1,4 @@
-import { ExpiringSet, type SendableRequest } from "@kv/connector/building-blocks";
+import { ExpiringSet, type LeaseOrder, type SendableRequest } from "@kv/connector/building-blocks";
 import { type Clock, KvError, type Timer } from "@kv/interface";
 import {
   baseRequestId,
@@ -10,77 +10,252 @@ import {
   type RemoteLease,
   sameCapability,
 } from "@kv/protocol";
-import { AliasIndex, type ProducedRequest, type ProducedRequests } from "./produced-requests.js";
 
-/** Registrations that wait. */
+/** Messages in flight arrive within it. */
+const REMEMBER_MS = 600_000;
+const MAX_REMEMBERED = 65_536;
 const MAX_WAITING = 65_536;
-/** What they hold, in bytes: room for 13,000 prompts of 10,000 tokens in blocks of 16. */
+/** Room for 13,000 prompts of 10,000 tokens in blocks of 16. */
 export const MAX_WAITING_BYTES = 64 * 2 ** 20;
-/** A registration without its block ids. */
 const REGISTRATION_BYTES = 2048;
 const BLOCK_ID_BYTES = 8;
-/** Ended registrations that are remembered by their keys. */
-const MAX_KEYS = 65_536;
-/** Consumer processes whose watermarks are remembered. */
 const MAX_CONSUMERS = 4096;
 
-/** The result of a search for the request of a registration. */
-export type Match =
-  | { readonly kind: "matched"; readonly request: ProducedRequest }
-  | { readonly kind: "wait" }
-  /** The request will never match. */
-  | { readonly kind: "gone"; readonly error: KvError };
+interface MemoryOptions {
+  readonly clock: Clock;
+  readonly rememberMs?: number | undefined;
+}
 
-/** Options of `RegistrationMatcher`. */
+type RequestNames = Pick<
+  SendableRequest,
+  "requestId" | "wireId" | "generation" | "capability" | "transferId"
+>;
+
+/** Kept from the step that runs it until its blocks are freed. */
+export interface ProducedRequest extends RequestNames {
+  isProven: boolean;
+  /** A preempted request runs again with other blocks. */
+  order: SendableRequest;
+  finished: LeaseOrder | undefined;
+  /** Of the D request that gets the KV, the first that matched. */
+  progress: WriteProgress | undefined;
+}
+
+export interface WriteProgress {
+  readonly consumer: string;
+  readonly ranks: readonly number[];
+  /** Written, failed, or not wanted. */
+  readonly servedRanks: Set<number>;
+  writing: number;
+}
+
+/** This P rank's requests, by each name that a peer may use. */
+export class ProducedRequests {
+  readonly #byWireId = new Map<string, ProducedRequest>();
+  readonly #byRequestId = new Map<string, ProducedRequest>();
+  readonly #byName = new AliasIndex<ProducedRequest>();
+  readonly #ended: ExpiringSet;
+  #latestGeneration = 0;
+
+  constructor({ clock, rememberMs: ttlMs = REMEMBER_MS }: MemoryOptions) {
+    this.#ended = new ExpiringSet({ clock, ttlMs, maxSize: 2 * MAX_REMEMBERED });
+  }
+
+  admit(order: SendableRequest): ProducedRequest {
+    const known = this.#byWireId.get(order.wireId);
+    if (known !== undefined) {
+      known.order = order;
+      return known;
+    }
+    const { requestId, wireId, generation, capability, transferId } = order;
+    const request: ProducedRequest = {
+      requestId,
+      wireId,
+      generation,
+      capability,
+      transferId,
+      isProven: false,
+      order,
+      finished: undefined,
+      progress: undefined,
+    };
+    this.#latestGeneration = Math.max(this.#latestGeneration, generation);
+    this.#byWireId.set(wireId, request);
+    this.#byRequestId.set(requestId, request);
+    for (const name of namesOfRequest(request)) this.#byName.add(name, request);
+    return request;
+  }
+
+  /** The forward pass has finished: the blocks can be written. */
+  finish(order: LeaseOrder): ProducedRequest {
+    const request = this.admit(order);
+    request.finished = order;
+    return request;
+  }
+
+  end(request: ProducedRequest): void {
+    const { requestId, wireId } = request;
+    if (!this.#byWireId.delete(wireId)) return;
+    this.#byRequestId.delete(requestId);
+    for (const name of namesOfRequest(request)) this.#byName.delete(name, request);
+    this.rememberEnded(request);
+  }
+
+  /** Lets a registration of a request that was perhaps never admitted be refused at once. */
+  rememberEnded({ requestId, transferId }: Pick<RequestNames, "requestId" | "transferId">): void {
+    const baseId = baseRequestId(requestId);
+    const names =
+      transferId === undefined
+        ? [`any ${baseId}`]
+        : [endedName(baseId, undefined), endedName(baseId, transferId)];
+    for (const name of names) this.#ended.add(name);
+  }
+
+  /** Compares transfer ids, or base ids where one of the two has no transfer id. */
+  hasEnded(baseId: string, transferId: string | undefined): boolean {
+    return this.#ended.has(`any ${baseId}`) || this.#ended.has(endedName(baseId, transferId));
+  }
+
+  /** The request has not ended, and no later use of its id replaced it. */
+  isCurrent(request: ProducedRequest): boolean {
+    return this.#byWireId.get(request.wireId) === request;
+  }
+
+  byWireId(wireId: string): ProducedRequest | undefined {
+    return this.#byWireId.get(wireId);
+  }
+
+  byRequestId(requestId: string): ProducedRequest | undefined {
+    return this.#byRequestId.get(requestId);
+  }
+
+  byName(kind: "base" | "transfer" | "alias", name: string): Iterable<ProducedRequest> {
+    return this.#byName.get(`${kind} ${name}`);
+  }
+
+  /** Generations are admitted in ascending order. */
+  get latestGeneration(): number {
+    return this.#latestGeneration;
+  }
+
+  get size(): number {
+    return this.#byWireId.size;
+  }
+
+  get names(): number {
+    return this.#byRequestId.size + this.#byName.size;
+  }
+
+  [Symbol.iterator](): Iterator<ProducedRequest> {
+    return this.#byWireId.values();
+  }
+
+  clear(): void {
+    this.#byWireId.clear();
+    this.#byRequestId.clear();
+    this.#byName.clear();
+    this.#ended.clear();
+  }
+}
+
+function endedName(baseId: string, transferId: string | undefined): string {
+  return transferId === undefined ? `id ${baseId}` : `transfer ${transferId}`;
+}
+
+/**
+ * The base id lacks the eight hex digits that vLLM appends, so both legs of a client's request
+ * share it. vLLM turns an `X-Request-Id` into `cmpl-{id}-{index}-{suffix}`, and a vLLM 0.33 push
+ * D's heartbeats carry the proxy's id.
+ */
+function namesOfRequest({ requestId, wireId, transferId }: RequestNames): Set<string> {
+  const base = baseRequestId(requestId);
+  const proxy = /^(?:cmpl|chatcmpl)-(.+?)(?:-\d+)?$/.exec(base)?.[1];
+  const names = new Set([`base ${base}`, `alias ${wireId}`, `alias ${base}`]);
+  if (transferId !== undefined) names.add(`transfer ${transferId}`);
+  if (proxy !== undefined) names.add(`alias ${proxy}`);
+  return names;
+}
+
+/** Several values may share a name. */
+class AliasIndex<T extends string | object> {
+  readonly #byName = new Map<string, T | Set<T>>();
+
+  add(name: string, value: T): void {
+    const values = this.#byName.get(name);
+    if (values instanceof Set) values.add(value);
+    else this.#byName.set(name, values === undefined ? value : new Set([values, value]));
+  }
+
+  delete(name: string, value: T): void {
+    const values = this.#byName.get(name);
+    if (values instanceof Set) values.delete(value);
+    if (values === value || (values instanceof Set && values.size === 0)) this.#byName.delete(name);
+  }
+
+  get(name: string): Iterable<T> {
+    const values = this.#byName.get(name);
+    if (values === undefined) return [];
+    return values instanceof Set ? values : [values];
+  }
+
+  get size(): number {
+    return this.#byName.size;
+  }
+
+  clear(): void {
+    this.#byName.clear();
+  }
+}
+
+/** A registration's request, why it has none, or undefined while it waits. */
+export type Match = ProducedRequest | KvError | undefined;
+
 export interface RegistrationMatcherOptions {
   readonly clock: Clock;
   readonly requests: ProducedRequests;
-  /**
-   * How long a registration waits for its prompt, in milliseconds: of a vLLM consumer, and of one
-   * of our own.
-   */
   readonly waitMs: { readonly plain: number; readonly own: number };
-  /** Called from the timer when a registration has waited for so long, after it was removed. */
   onExpired(key: string, registration: Registration): void;
 }
 
-/** A registration and its key, see `registrationKey`. */
+interface WaitingEngine {
+  readonly keys: Set<string>;
+  bytes: number;
+}
+
+interface WaitingRegistration {
+  readonly registration: Registration;
+  readonly timer: Timer;
+  readonly engine: WaitingEngine;
+  readonly bytes: number;
+}
+
 export type KeyedRegistration = readonly [key: string, registration: Registration];
 
 /**
- * Identifies the consumer request that a registration is part of. All ranks of one of our consumers
- * share it, and only they know the secret in it: what a stranger sends about the same request is
- * another registration.
+ * All ranks of an `@kv` D share it. It contains their secret, so a stranger's message is another
+ * registration.
  */
 export function consumerRequestKey({ engineId, wireId, own }: Registration): string {
   return JSON.stringify([engineId, wireId, own?.incarnation, own?.generation, own?.secret]);
 }
 
-/**
- * Identifies the registration of one consumer rank. The ranks of a vLLM consumer all send the same,
- * which covers the whole engine.
- */
+/** All ranks of a vLLM D send the same registration. */
 export function registrationKey(registration: Registration): string {
   return `${consumerRequestKey(registration)} ${registration.own?.rank ?? "all"}`;
 }
 
 /**
- * Matches registrations with the producer's requests, whichever comes first, and keeps the
- * registrations that wait for a prompt. One of our consumers that has the producer's parameters
- * names the exact request and generation. Otherwise the transfer ids are compared, which a front
- * end gives to both legs. Where one of the two has none, the request ids are: exactly first, then
- * without the suffixes that the two engines appended (vLLM 0.33, `get_base_request_id`).
+ * Matches registrations with requests, whichever comes first. An `@kv` D with P's parameters names
+ * the exact request and generation. Otherwise transfer ids are compared or, where one is missing,
+ * request ids: exactly, then without the suffixes of both engines (vLLM 0.33,
+ * `get_base_request_id`).
  */
 export class RegistrationMatcher {
   readonly #options: RegistrationMatcherOptions;
   readonly #requests: ProducedRequests;
-  readonly #waiting = new Map<
-    string,
-    { readonly registration: Registration; readonly timer: Timer }
-  >();
+  readonly #waiting = new Map<string, WaitingRegistration>();
   readonly #keysByName = new AliasIndex<string>();
-  /** The keys of each consumer engine, the oldest first, and what its registrations hold. */
-  readonly #byEngine = new Map<string, { readonly keys: Set<string>; bytes: number }>();
+  readonly #byEngine = new Map<string, WaitingEngine>();
   #bytes = 0;
 
   constructor(options: RegistrationMatcherOptions) {
@@ -88,34 +263,31 @@ export class RegistrationMatcher {
     this.#requests = options.requests;
   }
 
-  /**
-   * Finds the finished request of a registration. `incarnation` is this producer's process;
-   * undefined before its first step.
-   */
+  /** `incarnation`: this P's process; undefined before its first step. */
   find(registration: Registration, incarnation: string | undefined): Match {
-    const prefill = registration.own?.prefill;
-    if (prefill !== undefined) {
-      if (incarnation === undefined) return { kind: "wait" };
-      if (prefill.incarnation !== incarnation) {
+    const { matchId, own, transferId } = registration;
+    if (own?.prefill !== undefined) {
+      const { prefill } = own;
+      if (incarnation === undefined) return undefined;
+      if (prefill.incarnation !== incarnation)
         return gone("the prefill worker has restarted since it computed the prompt");
-      }
       const request = this.#requests.byWireId(prefill.wireId);
-      if (request !== undefined && request.generation === prefill.generation) {
+      if (request?.generation === prefill.generation) {
         return holdsCapability(prefill, request)
           ? claim(request, registration)
           : gone("the registration does not have the capability of that request");
       }
       return prefill.generation > this.#requests.latestGeneration
-        ? { kind: "wait" }
+        ? undefined
         : gone("the prefill worker no longer keeps the blocks of that request");
     }
-    const baseId = baseRequestId(registration.matchId);
-    const { transferId } = registration;
-    const named = transferId === undefined ? [] : [...this.#requests.byTransferId(transferId)];
-    const exact = this.#requests.byRequestId(registration.matchId);
-    const byId = exact === undefined ? this.#requests.byBaseId(baseId) : [exact];
-    let running = false;
-    let taken = false;
+    const baseId = baseRequestId(matchId);
+    const named =
+      transferId === undefined ? [] : [...this.#requests.byName("transfer", transferId)];
+    const exact = this.#requests.byRequestId(matchId);
+    const byId = exact === undefined ? this.#requests.byName("base", baseId) : [exact];
+    let isRunning = false;
+    let isTaken = false;
     let mismatch: KvError | undefined;
     for (const request of named.length > 0 ? named : byId) {
       if (!names(registration, request)) continue;
@@ -124,21 +296,20 @@ export class RegistrationMatcher {
         continue;
       }
       const match = claim(request, registration);
-      if (match.kind === "matched") return match;
-      running ||= match.kind === "wait";
-      taken ||= match.kind === "gone";
+      if (match === undefined) isRunning = true;
+      else if (KvError.is(match)) isTaken = true;
+      else return match;
     }
-    if (running) return { kind: "wait" };
-    if (mismatch !== undefined) return { kind: "gone", error: mismatch };
-    return taken || this.#requests.hasEnded(baseId, transferId)
+    if (isRunning) return undefined;
+    if (mismatch !== undefined) return mismatch;
+    return isTaken || this.#requests.hasEnded(baseId, transferId)
       ? gone("the request with that id has ended at the prefill worker")
-      : { kind: "wait" };
+      : undefined;
   }
 
   /**
-   * Keeps a registration until its prompt arrives, for `waitMs` at most. Returns those that have
-   * lost their room to it: the oldest of the engine whose registrations hold most, which may be its
-   * own.
+   * Keeps a registration until its prompt arrives. Returns what had to make room: the oldest of the
+   * engine with the most.
    */
   wait(key: string, registration: Registration): readonly KeyedRegistration[] {
     const { clock, waitMs, onExpired } = this.#options;
@@ -149,12 +320,12 @@ export class RegistrationMatcher {
       },
       registration.own === undefined ? waitMs.plain : waitMs.own,
     );
-    this.#waiting.set(key, { registration, timer });
-    for (const name of namesOf(registration)) this.#keysByName.add(name, key);
     const engine = this.#byEngine.get(registration.engineId) ?? { keys: new Set(), bytes: 0 };
     this.#byEngine.set(registration.engineId, engine);
-    engine.keys.add(key);
     const bytes = bytesOf(registration);
+    this.#waiting.set(key, { registration, timer, engine, bytes });
+    for (const name of namesOf(registration)) this.#keysByName.add(name, key);
+    engine.keys.add(key);
     engine.bytes += bytes;
     this.#bytes += bytes;
     const lost: KeyedRegistration[] = [];
@@ -174,27 +345,20 @@ export class RegistrationMatcher {
     return this.#waiting.has(key);
   }
 
-  /** Removes a waiting registration. Does nothing if none waits under this key. */
   delete(key: string): void {
     const waiting = this.#waiting.get(key);
     if (waiting === undefined) return;
-    waiting.timer.cancel();
+    const { registration, timer, engine, bytes } = waiting;
+    timer.cancel();
     this.#waiting.delete(key);
-    for (const name of namesOf(waiting.registration)) this.#keysByName.delete(name, key);
-    const { engineId } = waiting.registration;
-    const engine = this.#byEngine.get(engineId);
-    const bytes = bytesOf(waiting.registration);
+    for (const name of namesOf(registration)) this.#keysByName.delete(name, key);
     this.#bytes -= bytes;
-    if (engine === undefined) return;
-    engine.keys.delete(key);
     engine.bytes -= bytes;
-    if (engine.keys.size === 0) this.#byEngine.delete(engineId);
+    engine.keys.delete(key);
+    if (engine.keys.size === 0) this.#byEngine.delete(registration.engineId);
   }
 
-  /**
-   * The waiting registrations of our own peers that a running request may be written to before it
-   * ends. They keep waiting.
-   */
+  /** Registrations of `@kv` peers for a running request. They keep waiting. */
   waitingFor(request: ProducedRequest): readonly KeyedRegistration[] {
     return this.#candidates(request).filter(
       ([, { own, blockIds }]) =>
@@ -202,10 +366,7 @@ export class RegistrationMatcher {
     );
   }
 
-  /**
-   * Removes and returns the waiting registrations that a finished request goes to. They are all of
-   * one consumer request.
-   */
+  /** Takes all registrations of the D request that gets a finished request. */
   takeFor(request: ProducedRequest): readonly KeyedRegistration[] {
     const candidates = this.#candidates(request);
     const first = candidates[0];
@@ -214,16 +375,13 @@ export class RegistrationMatcher {
     return this.#take(candidates.filter(([, other]) => consumerRequestKey(other) === consumer));
   }
 
-  /**
-   * Removes and returns the waiting registrations that name a finished request, and want the KV of
-   * another prompt.
-   */
+  /** Takes registrations that name a finished request but want another prompt. */
   takeMismatched(
     request: ProducedRequest,
   ): readonly (readonly [...KeyedRegistration, error: KvError])[] {
     const baseId = baseRequestId(request.requestId);
     // A request of the same id may still finish with that prompt.
-    const isOnlyOne = [...this.#requests.byBaseId(baseId)].every(
+    const isOnlyOne = [...this.#requests.byName("base", baseId)].every(
       ({ finished }) => finished !== undefined,
     );
     const keys = new Set([
@@ -240,28 +398,33 @@ export class RegistrationMatcher {
     return this.#take(taken);
   }
 
-  /**
-   * Removes and returns the waiting registrations that name a request that has failed. Later ones
-   * find it ended.
-   */
+  /** Takes registrations of a failed request. Later ones find it ended. */
   takeNaming(
-    request: Pick<ProducedRequest, "requestId" | "transferId">,
+    request: Pick<RequestNames, "requestId" | "transferId">,
   ): readonly KeyedRegistration[] {
-    const { requestId: wireId } = request;
-    const taken = this.#candidates({ ...request, wireId, generation: -1, finished: undefined });
-    for (const [key] of taken) this.delete(key);
     this.#requests.rememberEnded(request);
-    return taken;
+    const { requestId: wireId } = request;
+    const named = { ...request, wireId, generation: -1, finished: undefined };
+    return this.#take(this.#candidates(named));
   }
 
   get size(): number {
     return this.#waiting.size;
   }
 
+  /** Estimated for all that wait. */
+  get bytes(): number {
+    return this.#bytes;
+  }
+
+  /** Names of those that wait, and engines that have sent them. */
+  get names(): number {
+    return this.#keysByName.size + this.#byEngine.size;
+  }
+
   takeAll(): readonly KeyedRegistration[] {
-    return this.#take(
-      [...this.#waiting].map(([key, { registration }]) => [key, registration] as const),
-    );
+    const all = [...this.#waiting].map(([key, { registration }]) => [key, registration] as const);
+    return this.#take(all);
   }
 
   #take<T extends readonly [key: string, ...rest: unknown[]]>(taken: readonly T[]): readonly T[] {
@@ -269,10 +432,7 @@ export class RegistrationMatcher {
     return taken;
   }
 
-  /**
-   * The waiting registrations that may match a request: those that want blocks come first, then
-   * equal transfer ids and exact ids, then older ones.
-   */
+  /** First those that want blocks, then equal transfer ids and exact ids, then older ones. */
   #candidates(request: RequestIdentity): KeyedRegistration[] {
     const { requestId, wireId, transferId } = request;
     const found = new Map<string, Registration>();
@@ -288,38 +448,30 @@ export class RegistrationMatcher {
 }
 
 /**
- * The registrations that have ended at this producer rank, so that one that arrives late or twice
- * is not served. Each is remembered by its key for a while. Beyond that, each consumer process has
- * a watermark: every message names the oldest generation that the consumer has open, and a
- * generation below it never becomes valid again.
+ * Keeps late or repeated registrations from being served. Ended ones are remembered for a while.
+ * Afterwards a watermark per D process decides: every message names the oldest open generation.
  */
 export class EndedRegistrations {
   readonly #keys: ExpiringSet;
-  /**
-   * The oldest generation that is still valid, by consumer process; the process that was quiet for
-   * longest comes first.
-   */
   readonly #watermarks = new Map<string, number>();
 
-  constructor({ clock, rememberMs }: { readonly clock: Clock; readonly rememberMs: number }) {
-    this.#keys = new ExpiringSet({ clock, ttlMs: rememberMs, maxSize: MAX_KEYS });
+  constructor({ clock, rememberMs: ttlMs = REMEMBER_MS }: MemoryOptions) {
+    this.#keys = new ExpiringSet({ clock, ttlMs, maxSize: MAX_REMEMBERED });
   }
 
   add(key: string): void {
     this.#keys.add(key);
   }
 
-  /** True if the registration with this key has ended and is still remembered. */
   has(key: string): boolean {
     return this.#keys.has(key);
   }
 
   /**
-   * Raises the watermark of the consumer process to the oldest open generation that the
-   * registration names. Returns false if the registration's own generation lies below the
-   * watermark. A vLLM consumer sends no generation: the result is always true.
+   * Raises the watermark; false if the registration's generation is below it. vLLM sends neither.
+   * Without blocks nothing is written, and D's ranks send in any order: a release counts as open.
    */
-  isOpen({ engineId, own }: Registration): boolean {
+  isOpen({ engineId, own, blockIds }: Registration): boolean {
     if (own === undefined) return true;
     const process = JSON.stringify([engineId, own.incarnation, own.secret]);
     const watermark = Math.max(this.#watermarks.get(process) ?? 0, own.oldestOpen);
@@ -328,14 +480,11 @@ export class EndedRegistrations {
     const [oldest] = this.#watermarks.keys();
     if (this.#watermarks.size > MAX_CONSUMERS && oldest !== undefined)
       this.#watermarks.delete(oldest);
-    return own.generation >= watermark;
+    return blockIds.length === 0 || own.generation >= watermark;
   }
 }
 
-/**
- * The names under which a registration waits: the exact request if it names one, else the transfer
- * id and the base id.
- */
+/** The exact request if named, else the transfer id and the base id. */
 function namesOf({ own, matchId, transferId }: Registration): readonly string[] {
   if (own?.prefill !== undefined) return [exactName(own.prefill.wireId)];
   return transferId === undefined
@@ -343,45 +492,42 @@ function namesOf({ own, matchId, transferId }: Registration): readonly string[] 
     : [transferName(transferId), baseRequestId(matchId)];
 }
 
-/** No registration waits under the empty name. */
+/** No registration has the empty name. */
 function transferName(transferId: string | undefined): string {
   return transferId === undefined ? "" : `+${transferId}`;
 }
 
-/** The name of a registration that names the request itself. */
 function exactName(wireId: string): string {
   return `=${wireId}`;
 }
 
-/** Orders the registrations that may match a request; the lowest comes first. */
+/** The lowest is matched first. */
 function rankFor({ requestId, transferId }: RequestIdentity, registration: Registration): number {
   const { blockIds, matchId, transferId: named } = registration;
   const isExact = matchId === requestId || (named !== undefined && named === transferId);
   return (blockIds.length === 0 ? 2 : 0) + (isExact ? 0 : 1);
 }
 
-/** A finished request goes to one consumer request, and to all ranks of it. */
+/** A finished request goes to all ranks of one D request. */
 function claim(request: ProducedRequest, registration: Registration): Match {
   const { finished } = request;
-  if (finished === undefined) return { kind: "wait" };
+  if (finished === undefined) return undefined;
   const { own, blockIds } = registration;
-  // A registration of no blocks frees P's blocks, and gets no KV.
+  // Without blocks, a registration frees P's blocks and gets no KV.
   if (own !== undefined && blockIds.length > 0 && !isStartOfPrompt(own, finished))
-    return { kind: "gone", error: promptMismatch(registration, request) };
-  const consumer = request.progress?.consumer;
-  if (consumer === undefined || consumer === consumerRequestKey(registration))
-    return { kind: "matched", request };
-  return gone("its blocks were given to another decode request");
+    return promptMismatch(registration, request);
+  const key = consumerRequestKey(registration);
+  const { consumer = key } = request.progress ?? {};
+  return consumer === key ? request : gone("its blocks were given to another decode request");
 }
 
-function gone(reason: string): Match {
-  return { kind: "gone", error: new KvError("KV_GENERATION_STALE", reason) };
+function gone(reason: string): KvError {
+  return new KvError("KV_GENERATION_STALE", reason);
 }
 
-type RequestIdentity = Pick<ProducedRequest, "requestId" | "wireId" | "generation" | "finished"> &
-  Pick<Partial<ProducedRequest>, "capability" | "transferId">;
+type RequestIdentity = RequestNames & Pick<ProducedRequest, "finished">;
 
-/** Whether a registration names the request, and wants the KV of its prompt once that is known. */
+/** Compares names, and the prompts once they are known. */
 function mayMean(registration: Registration, request: RequestIdentity): boolean {
   if (!names(registration, request)) return false;
   const { own, blockIds } = registration;
@@ -392,10 +538,7 @@ function mayMean(registration: Registration, request: RequestIdentity): boolean 
   return blockIds.length === 0 || isStartOfPrompt(own, finished);
 }
 
-/**
- * Whether a registration names the request: by P's parameters, without them by its transfer id, and
- * where one of the two has none by its id.
- */
+/** Compares P's parameters, else transfer ids, else request ids. */
 function names(registration: Registration, request: RequestIdentity): boolean {
   const { own, matchId, transferId } = registration;
   const { requestId, wireId, generation } = request;
@@ -412,16 +555,13 @@ function names(registration: Registration, request: RequestIdentity): boolean {
   );
 }
 
-/** The last digest of each prompt. All ranks of a D want the same one. */
+/** All ranks of a D want the same one. */
 const lastDigests = new WeakMap<
   EncodedPrompt,
   { readonly numTokens: number; readonly digest: string | undefined }
 >();
 
-/**
- * Whether P's prompt begins with the tokens that D wants, and has the same content key. False where
- * one of the engines does not know its tokens.
- */
+/** False where one of the engines does not know its tokens. */
 function isStartOfPrompt(
   { numTokens, promptDigest: digest }: RegistrationExtension,
   { prompt }: Pick<SendableRequest, "prompt">,
@@ -439,15 +579,17 @@ function isWholePrompt(own: RegistrationExtension, order: SendableRequest): bool
   return own.numTokens === order.numTokens && isStartOfPrompt(own, order);
 }
 
-function promptMismatch(
-  { own }: Registration,
-  { finished }: Pick<ProducedRequest, "finished">,
-): KvError {
+function promptMismatch({ own }: Registration, { finished }: RequestIdentity): KvError {
   const [wanted, computed] = [own?.numTokens, finished?.numTokens];
+  const without = (side: string) => `the ${side} worker's engine handed its connector no token ids`;
   const what =
-    wanted === computed
-      ? "their tokens, or what else decides their KV, differ"
-      : "their lengths differ";
+    finished?.prompt === undefined
+      ? without("prefill")
+      : own?.promptDigest === undefined
+        ? without("decode")
+        : wanted === computed
+          ? "their tokens, or what else decides their KV, differ"
+          : "their lengths differ";
   return new KvError(
     "KV_PROMPT_MISMATCH",
     `the decode worker's prompt of ${wanted} tokens is not the prefill worker's of ${computed}: ${what}`,
@@ -457,14 +599,12 @@ function promptMismatch(
   );
 }
 
-/** Whether the registration comes from a D that has the request's parameters. */
 function holdsCapability(
-  prefill: Pick<RemoteLease, "capability">,
-  { capability }: Pick<RequestIdentity, "capability">,
+  { capability: given }: Pick<RemoteLease, "capability">,
+  { capability }: RequestNames,
 ): boolean {
-  if (capability === undefined || prefill.capability === undefined)
-    return capability === prefill.capability;
-  return sameCapability(capability, prefill.capability);
+  if (capability === undefined || given === undefined) return capability === given;
+  return sameCapability(capability, given);
 }
 
 function bytesOf({ blockIds, own }: Registration): number {

@@ -2,52 +2,51 @@ import {
   type LeaseOrder,
   type ListPair,
   type RemoteEngines,
+  rankKey,
+  TaskTracker,
   traced,
   transferAll,
   type WorkerContext,
 } from "@kv/connector/building-blocks";
 import { type DescriptorPairs, type DescriptorRuns, KvError, type Span } from "@kv/interface";
 import { type EngineTransferPlan, planRequest, type RequestRead, swapDirection } from "@kv/plan";
-import { encodeNotification, encodeRegistrationWritten, type Registration } from "@kv/protocol";
+import {
+  encodeNotification,
+  encodeRegistrationEnded,
+  encodeRegistrationWritten,
+  type Registration,
+} from "@kv/protocol";
 import type { ConsumerEngine, ConsumerTarget } from "./consumer-engine.js";
 
-/**
- * The parts of a worker that write. `local` has the tensor-parallel size, the `n` of the done
- * notification `"{id}:{n}"`.
- */
-export type WriteContext = Pick<WorkerContext, "agent" | "log" | "metrics" | "tracer"> & {
-  readonly notifications: Pick<WorkerContext["notifications"], "send">;
-  readonly local: Pick<WorkerContext["local"], "tpRank" | "tpSize">;
-};
-
-/** One WRITE of a request's blocks, or of a part of them. */
+/** One WRITE of all or some of a request's blocks. */
 export interface BlockWrite {
   readonly registration: Registration;
   readonly ranks: readonly number[];
-  /** The producer's blocks, per group, and the number of tokens in them. */
+  /** P's blocks per group, and their tokens. */
   readonly order: Pick<LeaseOrder, "requestId" | "promptBlockIds" | "numTokens" | "traceparent">;
-  /** True for the regions that are written. Default: all. */
+  /** @default all regions */
   readonly includesRegion?: ((region: string) => boolean) | undefined;
-  /** This write completes the request: the consumer's ranks are notified. Default true. */
+  /**
+   * Notifies D's ranks.
+   * @default true
+   */
   readonly last?: boolean | undefined;
 }
 
-/** A write that the dispatcher runs or queues. */
 export interface DispatchedWrite extends BlockWrite {
-  /** Aborts the write. The dispatcher aborts it at the deadline. */
   readonly controller: AbortController;
-  /**
-   * Set when the consumer withdrew its registration. A write that ends because of it has not
-   * failed.
-   */
+  /** An end because of D's withdrawal is not a failure. */
   withdrawn?: boolean | undefined;
 }
 
-/**
- * How many writes to one consumer engine run at once. The transport executes them one after another
- * anyway.
- */
+/** The transport runs them one after another anyway. */
 const WRITES_PER_CONSUMER = 8;
+
+/**
+ * From this `NIXL_CONNECTOR_VERSION` on, vLLM's D is told in vllm#50754's form. No release has it;
+ * 0.33 has 15.
+ */
+const PUSH_FAILURE_VERSION = 16;
 
 interface ConsumerQueue {
   running: number;
@@ -55,15 +54,14 @@ interface ConsumerQueue {
 }
 
 /**
- * Runs the writes of a producer rank. Each consumer engine has a queue and a number of slots of its
- * own, so a slow or dead consumer does not delay others. Each write has a deadline and goes to the
- * process that registered.
+ * Runs a P rank's writes. Each D has its own queue and slots, so a slow one does not delay others.
+ * A write has a deadline, and goes to the process that registered.
  */
 export class WriteDispatcher {
   readonly #context: WorkerContext;
   readonly #consumers: RemoteEngines<ConsumerEngine>;
   readonly #queues = new Map<string, ConsumerQueue>();
-  readonly #running = new Set<Promise<void>>();
+  readonly #running = new TaskTracker();
   #waiting = 0;
 
   constructor(context: WorkerContext, consumers: RemoteEngines<ConsumerEngine>) {
@@ -72,13 +70,11 @@ export class WriteDispatcher {
   }
 
   /**
-   * Writes when a slot of the consumer engine is free, in the order of the calls. Resolves when no
-   * transfer of it can touch memory any more, with the error if it failed; never rejects. A failure
-   * is counted and logged under vLLM's failure types, unless the registration was withdrawn.
+   * Resolves when no transfer touches memory, with the error of a failed one. Logs and counts
+   * failures under vLLM's types, except withdrawals.
    */
   write(write: DispatchedWrite): Promise<KvError | undefined> {
-    // A registration names its engine itself: the address keeps one engine from taking the slots of
-    // another.
+    // A registration names its own engine: the address keeps it from another's slots.
     const { engineId, host, port } = write.registration;
     const consumer = JSON.stringify([engineId, host, port]);
     const queue = this.#queues.get(consumer) ?? { running: 0, waiting: [] };
@@ -95,12 +91,53 @@ export class WriteDispatcher {
     });
   }
 
+  /** vLLM up to 0.33 does not understand that a registration has ended. */
+  canTell({ own }: Registration): boolean {
+    const { connectorVersion } = this.#context.options.engine.model;
+    return own !== undefined || connectorVersion >= PUSH_FAILURE_VERSION;
+  }
+
+  /**
+   * Sends `push_ended`, or `PUSH_FAIL` to a vLLM D, which repeats its withdrawal if the notice is
+   * lost. Never rejects.
+   */
+  async tellEnded(registration: Registration, { code, message }: KvError): Promise<void> {
+    const { local, notifications, log } = this.#context;
+    const { own, wireId } = registration;
+    const failed = (reason: unknown) =>
+      log.debug("push-ended-notice-failed", {
+        request: wireId,
+        rank: own?.rank,
+        error: String(reason),
+      });
+    const payload =
+      own === undefined
+        ? encodeNotification({ kind: "push-failure", requestId: wireId, readers: local.tpSize })
+        : encodeRegistrationEnded({ ...own, wireId, code, message });
+    try {
+      const consumer = consumerOf(registration);
+      const { engine, release } = await this.#consumers.reach(consumer, undefined, false);
+      // All ranks of a vLLM D send the same registration.
+      const only = own && rankKey({ tpRank: own.rank });
+      const told = [...engine.agents].filter(([rank]) => only === undefined || rank === only);
+      await Promise.all(told.map(([, agent]) => notifications.send(agent, payload, failed)));
+      release();
+    } catch (error) {
+      failed(error);
+    }
+  }
+
   get size(): number {
     return this.#running.size + this.#waiting;
   }
 
-  async idle(): Promise<void> {
-    while (this.#running.size > 0) await Promise.all(this.#running);
+  /** Consumers with writes that run or wait. */
+  get queues(): number {
+    return this.#queues.size;
+  }
+
+  idle(): Promise<void> {
+    return this.#running.idle();
   }
 
   #startNext(consumer: string, queue: ConsumerQueue): void {
@@ -109,12 +146,12 @@ export class WriteDispatcher {
       if (start === undefined) break;
       this.#waiting -= 1;
       queue.running += 1;
-      const run = start().finally(() => {
-        this.#running.delete(run);
-        queue.running -= 1;
-        this.#startNext(consumer, queue);
-      });
-      this.#running.add(run);
+      this.#running.track(
+        start().finally(() => {
+          queue.running -= 1;
+          this.#startNext(consumer, queue);
+        }),
+      );
     }
     if (queue.running === 0 && queue.waiting.length === 0) this.#queues.delete(consumer);
   }
@@ -170,11 +207,8 @@ function timedOut({ wireId, engineId }: Registration, timeoutMs: number): KvErro
   );
 }
 
-/**
- * The process that sent a registration. A restarted consumer returns under the same engine id; a
- * vLLM consumer names no process.
- */
-export function consumerOf(
+/** A restarted D keeps its engine id; vLLM's names no process. */
+function consumerOf(
   { engineId, host, port, tpSize, own, wireId }: Registration,
   traceparent?: string | undefined,
 ) {
@@ -199,11 +233,9 @@ interface PlannedWrite {
 }
 
 /**
- * Writes a request's blocks into the blocks that a consumer registered. The last write sends
- * `"{the consumer's id}:{our TP size}"` to each rank after the last byte of its share: the
- * notification is attached to the WRITE if there is one NIXL request, else it is sent when all
- * requests are done, because NIXL does not order requests. Settles only when no transfer of it can
- * touch memory any more.
+ * Writes blocks where D registered them. The last write notifies each rank after all of its bytes:
+ * with the WRITE if that is one NIXL request, else when all are done, because NIXL does not order
+ * requests. Settles when no transfer touches memory.
  * @throws The first failure; `KV_REQUEST_INVALID` for a rank that this one does not serve; those of
  * the plan; the signal's reason.
  */
@@ -211,13 +243,13 @@ export async function writeBlocks(
   consumer: ConsumerEngine,
   write: BlockWrite,
   signal: AbortSignal,
-  context: WriteContext,
+  context: Pick<WorkerContext, "agent" | "local" | "log" | "metrics" | "notifications" | "tracer">,
 ): Promise<void> {
   const { registration, ranks, last = true } = write;
   const { tracer, local, log, metrics, notifications } = context;
   const notification = writtenNotification(registration, local.tpSize);
   const targets = ranks.map((rank) => targetOf(consumer, rank));
-  // All ranks are planned before a byte is written: if one cannot be planned, none is written.
+  // All ranks are planned first: if one cannot be, no byte is written.
   const parent = write.order.traceparent;
   const planned = traced(tracer, "kv.plan", { parent }, () =>
     targets.map((target) => ({ target, writes: planWrites(target, write, local.tpRank) })),
@@ -256,9 +288,7 @@ export async function writeBlocks(
   });
 }
 
-/**
- * `"{the consumer's id}:{our TP size}"`; with the registration's secret for one of our consumers.
- */
+/** `"{D's id}:{P's TP size}"`, with the registration's secret for `@kv`. */
 function writtenNotification({ wireId, own }: Registration, readers: number): Uint8Array {
   if (own === undefined) return encodeNotification({ kind: "done", requestId: wireId, readers });
   return encodeRegistrationWritten({ wireId, readers, secret: own.secret });
@@ -274,7 +304,7 @@ function targetOf({ targets, address }: ConsumerEngine, rank: number): ConsumerT
 }
 
 /**
- * One write for each pair of memory types; none if this rank has nothing for the target.
+ * One write per pair of memory types.
  * @throws The errors of `planRequest`.
  */
 function planWrites(
@@ -293,30 +323,20 @@ function planWrites(
   return reads.flatMap((read) => {
     const prepared = lists[read.listIndex];
     if (read.remoteRank !== tpRank || prepared === undefined) return [];
-    // The consumer's plan reads from this rank: its local side is remote here.
+    // D's plan reads from here, so its local side is remote.
     const descriptors = swapDirection(descriptorsInRegions(plan, read, includesRegion));
     const { length } = descriptors.runs ?? descriptors.localIds;
     return length === 0 ? [] : [{ lists: prepared, descriptors }];
   });
 }
 
-/**
- * Where the descriptors of one region lie in a list of a plan: ids `from` (included) to `until`
- * (excluded).
- */
+/** Descriptor ids `from` (included) to `until` (excluded). */
 interface RegionRange {
   readonly from: number;
   readonly until: number;
   readonly region: string;
 }
 
-/** Ranges by plan, then by source and list. A plan lives as long as the link to its engine. */
-const rangesByPlan = new WeakMap<EngineTransferPlan, Map<string, readonly RegionRange[]>>();
-
-/**
- * The descriptors of a planned read that lie in the regions for which `includes` is true. All of
- * them are returned as they are, without a copy.
- */
 function descriptorsInRegions(
   plan: EngineTransferPlan,
   read: RequestRead,
@@ -329,23 +349,20 @@ function descriptorsInRegions(
   const local = new Int32Array(localIds.length);
   const remote = new Int32Array(localIds.length);
   let count = 0;
-  // Ids are ordered by segment: the range of one id is mostly the range of the next.
-  let range = wanted[0];
-  for (let i = 0; i < remoteIds.length; i++) {
-    const id = remoteIds[i] ?? 0;
-    const inside = ({ from, until }: RegionRange) => id >= from && id < until;
-    if (range === undefined) break;
-    if (!inside(range)) {
-      const other = wanted.find(inside);
-      if (other === undefined) continue;
-      range = other;
-    }
+  // Ids are ordered by segment, so the next id mostly has the same range.
+  let range: RegionRange | undefined;
+  for (const [i, id] of remoteIds.entries()) {
+    const isInside = ({ from, until }: RegionRange) => id >= from && id < until;
+    if (range === undefined || !isInside(range)) range = wanted.find(isInside);
+    if (range === undefined) continue;
     local[count] = localIds[i] ?? 0;
     remote[count] = id;
     count += 1;
   }
   return { localIds: local.subarray(0, count), remoteIds: remote.subarray(0, count) };
 }
+
+const rangesByPlan = new WeakMap<EngineTransferPlan, Map<string, readonly RegionRange[]>>();
 
 function rangesOf(
   plan: EngineTransferPlan,
@@ -354,20 +371,14 @@ function rangesOf(
   const known = rangesByPlan.get(plan) ?? new Map<string, readonly RegionRange[]>();
   rangesByPlan.set(plan, known);
   const key = `${sourceIndex} ${listIndex}`;
-  const found = known.get(key);
-  if (found !== undefined) return found;
-  const made = plan.segments.flatMap(({ list, remoteRegion }, index): RegionRange[] => {
-    const indexing = plan.sources[sourceIndex]?.remoteIndexing[index];
-    if (list !== listIndex || indexing === undefined || indexing.count === 0) return [];
-    const { offset, count } = indexing;
-    return [
-      {
-        from: offset,
-        until: offset + count,
-        region: plan.remote.regions[remoteRegion]?.name ?? "",
-      },
-    ];
-  });
-  known.set(key, made);
-  return made;
+  const ranges =
+    known.get(key) ??
+    plan.segments.flatMap(({ list, remoteRegion }, index): RegionRange[] => {
+      const { offset, count } = plan.sources[sourceIndex]?.remoteIndexing[index] ?? {};
+      if (list !== listIndex || offset === undefined || !count) return [];
+      const region = plan.remote.regions[remoteRegion]?.name ?? "";
+      return [{ from: offset, until: offset + count, region }];
+    });
+  known.set(key, ranges);
+  return ranges;
 }

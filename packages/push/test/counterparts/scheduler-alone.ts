@@ -1,26 +1,11 @@
-import { readTransferConfig } from "@kv/connector";
 import type { ConnectorRequest } from "@kv/interface";
-import { engineIdentity } from "@kv/testing/engine-identity";
-import { manualClock } from "@kv/testing/manual-clock";
-import { simConfig } from "@kv/testing/simulator/sim-config";
-import { memoryNetwork, memorySideChannel } from "@kv/transport-memory";
+import { schedulerAlone } from "@kv/testing/scheduler-alone";
 import { createPushScheduler } from "../../src/index.js";
 import type { PushStepMetadata } from "../../src/step-metadata.js";
 
 /** A scheduler side without workers, and the metadata of its next step. */
 export async function scheduler() {
-  const clock = manualClock(1000);
-  const network = memoryNetwork();
-  const made = createPushScheduler({
-    clock,
-    config: {
-      ...readTransferConfig({ kv_connector: "NixlPushConnector", kv_role: "kv_both" }),
-      sideChannelHost: "here",
-    },
-    engine: engineIdentity("e"),
-    cache: simConfig(16),
-    sideChannel: memorySideChannel({ network, host: "here" }),
-  });
+  const { scheduler: made, clock } = schedulerAlone(createPushScheduler);
   await made.setHandshakeMetadata([]);
   const step = () => made.buildStepMetadata() as PushStepMetadata;
   return { made, step, clock };

@@ -1,6 +1,6 @@
 import { manualClock } from "@kv/testing/manual-clock";
 import { describe, expect, it } from "vitest";
-import { PushReplies } from "../../src/registration-replies.js";
+import { PushReplies } from "../../src/receive.js";
 import { writerOn } from "./writer-alone.js";
 
 // Counterparts of the unit tests of vLLM's push connector (PR 35264): steps, notifications, leases.

@@ -9,6 +9,7 @@ import {
   type Registration,
 } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
+import { leavesNothing } from "@kv/testing/nothing-left";
 import { listAgent, testContext, testRank, testRanks } from "@kv/testing/worker-context";
 import { PrefillWorker } from "../../src/prefill-worker.js";
 
@@ -76,6 +77,13 @@ export function writerOn() {
   const idle = async () => {
     for (let i = 0; i < 100; i++) await Promise.resolve();
   };
+  leavesNothing(
+    () => ({ ...writer.outstanding(), timers: clock.pending() }),
+    async () => {
+      clock.advance(1_000_000);
+      await idle();
+    },
+  );
   return {
     clock,
     writer,

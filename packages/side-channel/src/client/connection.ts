@@ -1,11 +1,10 @@
 import { connect, type Socket } from "node:net";
 import { KvError } from "@kv/interface";
-import { CURVE_HINT, type CurveKeySource, isAboutCurve, OTHER_MECHANISM } from "../keys/curve.js";
+import { CURVE_HINT, type CurveKeySource, isAboutCurve, OTHER_MECHANISM } from "../keys.js";
 import { reasonOf } from "../zmq-endpoint.js";
 import { curveClient } from "../zmtp/curve.js";
 import { type ZmtpEvent, ZmtpSession, type ZmtpSessionOptions } from "../zmtp/session.js";
 
-/** How far a connection has come. */
 export type ConnectionStage = "connecting" | "greeting" | "established";
 
 /** Options of `ZmqConnection`. */
@@ -16,22 +15,18 @@ export interface ZmqConnectionOptions extends Omit<ZmtpSessionOptions, "mechanis
   readonly curve?: CurveKeySource;
 }
 
-/** Why a connection was refused or lost. */
 export interface ConnectionLoss {
   readonly why: string;
-  /** The peer's or this side's key or mechanism was refused. */
   readonly hint?: string | undefined;
-  /** What was wrong with what the peer sent, or with its key or mechanism. */
   readonly cause?: unknown;
 }
 
-/** Bytes of PONGs that a peer which does not read may leave unsent. */
+/** Unsent PONGs, in bytes, for a peer that does not read. */
 const MAX_UNSENT_BYTES = 64 * 1024;
 
 /**
- * The client's end of one TCP connection of ZeroMQ's protocol (ZMTP 3.0 and 3.1, as libzmq 4 speaks
- * it). What the peer sends is limited while it arrives; between two messages the event loop has its
- * turn.
+ * The client's end of one ZMTP 3.0 or 3.1 connection, as libzmq 4 speaks it. Input is limited as it
+ * arrives, and the event loop has its turn between messages.
  */
 export class ZmqConnection {
   readonly #options: ZmqConnectionOptions;
@@ -40,20 +35,19 @@ export class ZmqConnection {
   #stage: ConnectionStage = "connecting";
   #lost = false;
   #sentBytes = 0;
-  /** Called once, when messages can be sent. */
   onEstablished: () => void = () => {};
   /**
-   * Called with the frames of each message, in order. The next one is read when its promise has
-   * resolved. What it throws closes the connection.
+   * Gets each message's frames in order; the next waits for the promise. An error closes the
+   * connection.
    */
   onMessage: (frames: readonly Uint8Array[]) => Promise<void> | undefined = refuseMessage;
-  /** Called once with the reason when the connection is refused or lost. */
   onLost: (loss: ConnectionLoss) => void = () => {};
 
   constructor(options: ZmqConnectionOptions) {
-    const { host, port, curve, socketType } = options;
+    const { host, port, curve, socketType, identity } = options;
     this.#options = options;
-    const mechanism = curve === undefined ? undefined : curveClient({ socketType, keys: curve });
+    const mechanism =
+      curve === undefined ? undefined : curveClient({ socketType, identity, keys: curve });
     this.#session = new ZmtpSession({ ...options, mechanism });
     const socket = connect({ host, port, noDelay: true, keepAlive: true });
     this.#socket = socket;
@@ -74,9 +68,12 @@ export class ZmqConnection {
     return this.#stage;
   }
 
-  /** The connection was closed by the peer, because of what the peer sent, or by `close`. */
   get lost(): boolean {
     return this.#lost;
+  }
+
+  get unsentBytes(): number {
+    return this.#socket.writableLength;
   }
 
   send(frames: readonly Uint8Array[]): void {
@@ -88,26 +85,31 @@ export class ZmqConnection {
     this.#write(this.#session.encodeSubscription());
   }
 
-  /** Whether the connection keeps the process alive. Default true. */
+  /** Whether it keeps the process alive. Default true. */
   keepAlive(isInUse: boolean): void {
     if (isInUse) this.#socket.ref();
     else this.#socket.unref();
   }
 
-  /** Closes the connection. `onLost` is not called any more. */
+  /** `onLost` is not called any more. */
   close(): void {
     this.#lost = true;
     this.#socket.destroy();
   }
 
-  /** Up to one message. */
+  /** As `close`, after the last byte has left. */
+  end(): void {
+    this.#lost = true;
+    this.#socket.destroySoon();
+  }
+
   #read(): void {
     if (this.#lost) return;
     try {
       for (let event = this.#session.read(); event !== undefined; event = this.#session.read()) {
         const handled = this.#handle(event);
-        // A message that nobody waits for ends the connection: it is read before the reply to which
-        // it was added counts.
+        // A message that nobody waits for ends the connection before the reply that it came with
+        // counts.
         if (event.type !== "message" || this.onMessage === refuseMessage) continue;
         this.#socket.pause();
         if (handled === undefined) setImmediate(() => this.#read());
@@ -193,7 +195,6 @@ export class ZmqConnection {
   }
 }
 
-/** Refuses a message that nothing was sent for. */
 export function refuseMessage(): undefined {
   throw new KvError("KV_WIRE_MALFORMED", "it sent a message that is not a reply to a request");
 }

@@ -1,5 +1,11 @@
-import { type Clock, KvError, type SideChannelReply, type SideChannelRequest } from "@kv/interface";
-import { CURVE_HINT, type CurveKeySource } from "../keys/curve.js";
+import {
+  type Clock,
+  KvError,
+  type SideChannelReply,
+  type SideChannelRequest,
+  type Timer,
+} from "@kv/interface";
+import { CURVE_HINT, type CurveKeySource } from "../keys.js";
 import { reasonOf, resolveHost } from "../zmq-endpoint.js";
 import {
   type ConnectionLoss,
@@ -7,24 +13,21 @@ import {
   refuseMessage,
   ZmqConnection,
 } from "./connection.js";
-import type { IdleConnections } from "./idle-connections.js";
 
 export interface ZmqRequestOptions {
   readonly clock: Clock;
   readonly replies: { readonly maxFrames: number; readonly maxMessageBytes: number };
   readonly inFlight: Set<(error: unknown) => void>;
   readonly idle: IdleConnections;
-  /** Connections use CURVE and nothing else. Absent: NULL. */
+  /** Allows only CURVE. Absent: NULL. */
   readonly curve: CurveKeySource;
 }
 
-/** The stage of a request; it selects the text of an error. */
 type Stage = "looking up" | ConnectionStage;
 
 /**
- * Sends one request over an idle connection, or over a new one. The request is sent once the
- * connection is established, so that its timeout covers only the exchange. A refused or lost
- * connection ends it at once. Until it ends, `inFlight` holds a function that cancels it.
+ * Sends one request over an idle or a new connection. Its timeout excludes connecting. A refused or
+ * lost connection ends it at once. Meanwhile `inFlight` holds a function that cancels it.
  *
  * @throws `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`; `KV_HANDSHAKE_UNTRUSTED` where
  * one side has a key and the other has none, or another one.
@@ -40,7 +43,7 @@ export async function zmqRequest(
     try {
       return await requestOver(kept, key, given, options);
     } catch (error) {
-      // The idle connection may be dead: the peer was restarted, or a firewall dropped it.
+      // After a restart or behind a firewall, the idle connection may be dead.
       if (!KvError.is(error, "KV_SIDE_CHANNEL_UNREACHABLE")) throw error;
     }
   }
@@ -59,7 +62,6 @@ async function requestOver(
   let over = false;
   const stage = (): Stage => connection?.stage ?? "looking up";
 
-  /** Rejects when the request is cancelled, whatever it waits for. */
   let end: (error: unknown) => void = () => {};
   const ended = new Promise<never>((_, reject) => {
     end = reject;
@@ -77,7 +79,7 @@ async function requestOver(
     } catch (error) {
       throw lost(given, { why: `${host} was not found: ${reasonOf(error)}`, cause: error });
     }
-    // A socket opened after the cancellation would never be closed.
+    // After the cancellation, nobody would close the socket.
     if (over) throw timedOut(given, stage());
     const socket = { socketType: "REQ", peerTypes: ["ROUTER", "REP"] } as const;
     return new ZmqConnection({ host: address, port, ...socket, ...replies, curve });
@@ -86,7 +88,7 @@ async function requestOver(
   async function exchange(): Promise<SideChannelReply> {
     connection ??= await connect();
     connection.onLost = (loss) => end(lost(given, loss));
-    // An idle connection may have been lost in the meantime.
+    // An idle connection may have been lost meanwhile.
     if (connection.lost) throw lost(given, { why: "it closed the connection" });
     await established(connection);
     const sentAtMs = clock.now();
@@ -113,7 +115,7 @@ async function requestOver(
   }
 }
 
-/** Resolves when messages can be sent; never for a connection that is lost. */
+/** Never resolves for a lost connection. */
 function established(connection: ZmqConnection): Promise<void> {
   if (connection.stage === "established") return Promise.resolve();
   return new Promise((resolve) => {
@@ -121,7 +123,7 @@ function established(connection: ZmqConnection): Promise<void> {
   });
 }
 
-/** Sends a request and resolves with the frames of its reply; never when the connection is lost. */
+/** Resolves with the reply's frames; never when the connection is lost. */
 function replyTo(
   frames: readonly Uint8Array[],
   connection: ZmqConnection,
@@ -136,7 +138,6 @@ function replyTo(
   });
 }
 
-/** A kept connection is used by requests to the same address with the same mechanism and key. */
 function idleKey({ host, port }: SideChannelRequest, { curve }: ZmqRequestOptions): string {
   const key = Buffer.from(curve?.()[0]?.server.publicKey ?? []).toString("base64");
   return `${host}:${port} ${key}`;
@@ -158,7 +159,6 @@ function timedOut(given: SideChannelRequest, stage: Stage): KvError {
   );
 }
 
-/** The error for a connection that was refused or lost. */
 function lost({ host, port }: SideChannelRequest, { why, hint, cause }: ConnectionLoss): KvError {
   const options = { details: { host, port }, ...(cause === undefined ? {} : { cause }) };
   if (KvError.is(cause, "KV_HANDSHAKE_UNTRUSTED")) {
@@ -184,4 +184,61 @@ function lost({ host, port }: SideChannelRequest, { why, hint, cause }: Connecti
           : "is the peer up, and its VLLM_NIXL_SIDE_CHANNEL_PORT open to this host?"),
     },
   );
+}
+
+const IDLE_MS = 10_000;
+
+/** Kept because connecting takes longer than a request and its reply. */
+export class IdleConnections {
+  readonly #clock: Clock;
+  readonly #perPeer: number;
+  readonly #peers = new Map<string, Map<ZmqConnection, Timer>>();
+  #closed = false;
+
+  constructor(clock: Clock, perPeer: number) {
+    this.#clock = clock;
+    this.#perPeer = perPeer;
+  }
+
+  take(peer: string): ZmqConnection | undefined {
+    const connection = [...(this.#peers.get(peer)?.keys() ?? [])].at(-1);
+    if (connection === undefined) return undefined;
+    this.#leave(peer, connection);
+    connection.keepAlive(true);
+    return connection;
+  }
+
+  /** Keeps a connection for a limited time. Closes a surplus or lost one. */
+  keep(peer: string, connection: ZmqConnection): void {
+    const idle = this.#peers.get(peer) ?? new Map<ZmqConnection, Timer>();
+    if (this.#closed || connection.lost || idle.size >= this.#perPeer) {
+      connection.close();
+      return;
+    }
+    this.#peers.set(peer, idle);
+    connection.onLost = () => this.#end(peer, connection);
+    connection.keepAlive(false);
+    idle.set(
+      connection,
+      this.#clock.setTimer(() => this.#end(peer, connection), IDLE_MS),
+    );
+  }
+
+  close(): void {
+    this.#closed = true;
+    for (const [peer, idle] of this.#peers)
+      for (const connection of [...idle.keys()]) this.#end(peer, connection);
+  }
+
+  #end(peer: string, connection: ZmqConnection): void {
+    this.#leave(peer, connection);
+    connection.close();
+  }
+
+  #leave(peer: string, connection: ZmqConnection): void {
+    const idle = this.#peers.get(peer);
+    idle?.get(connection)?.cancel();
+    idle?.delete(connection);
+    if (idle?.size === 0) this.#peers.delete(peer);
+  }
 }

@@ -2,15 +2,12 @@ import type { Clock, Timer } from "@kv/interface";
 import { readTcpEndpoint } from "../zmq-endpoint.js";
 import { ZmqConnection } from "./connection.js";
 
-/**
- * What a publisher may send. One that exceeds a limit is disconnected; the subscription connects
- * again.
- */
+/** Limits of a publisher. Exceeding one disconnects it; the subscription connects again. */
 export interface SubscriptionLimits {
   readonly maxFrames: number;
-  /** Bytes of a message, all frames together. A larger frame is refused when its header arrives. */
+  /** Bytes of a message, all frames together. The header of a larger frame is refused. */
   readonly maxMessageBytes: number;
-  /** From the connection to the end of ZMTP's handshake, in ms. */
+  /** From connecting to the end of ZMTP's handshake, in ms. */
   readonly greetingTimeoutMs: number;
 }
 
@@ -20,17 +17,13 @@ export interface ZmqSubscriptionOptions {
   readonly endpoint: string;
   readonly clock: Clock;
   readonly limits: SubscriptionLimits;
-  /** Called when a connection is established and the subscription is sent. */
   ready?(): void;
   /**
-   * Called with the frames of each message, in order. The next one is read when its promise has
-   * resolved: until then the publisher's bytes wait at the publisher.
+   * Gets each message's frames in order. The next one waits for the promise, and its bytes wait at
+   * the publisher.
    */
   message(frames: readonly Uint8Array[]): Promise<void> | undefined;
-  /**
-   * Called when a connection ends that was established, or when the publisher sends what is
-   * refused.
-   */
+  /** An established connection ended, or the publisher's input was refused. */
   lost(reason: string): void;
 }
 
@@ -38,8 +31,8 @@ const RECONNECT_MS = 100;
 const MAX_RECONNECT_MS = 10_000;
 
 /**
- * A SUB of ZeroMQ's protocol to all topics of one publisher. It connects again until it is closed;
- * the delay doubles until a message arrives. It does not keep the process alive.
+ * A SUB to all topics of one publisher. It reconnects until it is closed, with a delay that doubles
+ * until a message arrives. It does not keep the process alive.
  */
 export class ZmqSubscription {
   readonly #options: ZmqSubscriptionOptions;

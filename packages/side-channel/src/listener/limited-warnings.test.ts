@@ -1,7 +1,7 @@
 import { type LogFields, silentLog } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, it } from "vitest";
-import { LimitedWarnings } from "./limited-warnings.js";
+import { LimitedWarnings } from "./limits.js";
 
 it("logs the first warning of each reason at once and counts the others every ten seconds", () => {
   const clock = manualClock();

@@ -1,59 +1,47 @@
 import { readFileSync } from "node:fs";
+import type { Clock, Log, LogFields } from "@kv/interface";
 
 /**
- * What the peers of a side channel may use before and after anybody is known. Reaching a limit
- * closes the connection that reached it and is logged, at most once per reason in ten seconds;
- * other connections are served as before.
+ * Limits on a side channel's peers, known or not. Exceeding one closes that connection, with at
+ * most one log entry per reason in ten seconds.
  */
 export interface SideChannelLimits {
   /**
-   * Connections to all listeners of the side channel. When all are in use, one makes room: of the
-   * address with the most connections, the one whose peer has done nothing for longest. Default:
-   * 1024, and at most a quarter of the process's file descriptors, so that the rest is left for
-   * HTTP, the transport and outgoing connections.
+   * Connections to all listeners. When all are used, the address with the most loses the one idle
+   * longest. Default: 1024, at most a quarter of the file descriptors, which HTTP, the transport
+   * and outgoing connections need too.
    */
   readonly maxConnections: number;
   /**
-   * Connections of one remote address; of IPv6, of one /64 network. Room is made in the same way.
+   * Connections of one remote address; for IPv6, of one /64 network. Room is made in the same way.
    * Default: half of `maxConnections`.
    */
   readonly maxConnectionsPerAddress: number;
   /** Frames of a request, with its delimiter. Default 16. */
   readonly maxRequestFrames: number;
-  /**
-   * Bytes of a request, all frames together. A frame that would exceed them is refused when its
-   * header arrives. Default 16 KiB.
-   */
+  /** Bytes of a request, all frames together, checked when a header arrives. Default 16 KiB. */
   readonly maxRequestBytes: number;
-  /**
-   * Requests that are answered at a time; further ones wait in their connections. A connection has
-   * one at a time. Default 256.
-   */
+  /** Requests answered at a time, one per connection; others wait. Default 256. */
   readonly maxPending: number;
   /**
-   * Bytes of replies, over all connections, that peers have not taken yet. Above it, the connection
-   * that has waited for longest is closed. A connection's next request is not read before its reply
-   * was taken. Default 64 MiB.
+   * Bytes of replies that peers have not taken, over all connections. Above it, the connection that
+   * has waited longest is closed. No request is read before the reply to the last one was taken.
+   * Default 64 MiB.
    */
   readonly maxQueuedBytes: number;
   /** Time from accepting a connection to the end of ZMTP's handshake. Default 5 s. */
   readonly greetingTimeoutMs: number;
-  /**
-   * Time for a request from its first byte to its last, and for a peer to take a reply. Default 5
-   * s.
-   */
+  /** Time for a request from first to last byte, and for a peer to take a reply. Default 5 s. */
   readonly messageTimeoutMs: number;
   /**
-   * A connection without a request for this long is closed, heartbeats or not. libzmq connects
-   * again when it needs to. Default 60 s.
+   * Closes a connection without requests, heartbeats or not. libzmq reconnects when needed. Default
+   * 60 s.
    */
   readonly idleTimeoutMs: number;
 }
 
-/** Assumed where the operating system does not tell. */
 const ASSUMED_DESCRIPTORS = 4096;
 
-/** Completes the limits. */
 export function sideChannelLimits(given: Partial<SideChannelLimits>): SideChannelLimits {
   const maxConnections = given.maxConnections ?? Math.min(1024, Math.floor(descriptorLimit() / 4));
   return {
@@ -69,15 +57,54 @@ export function sideChannelLimits(given: Partial<SideChannelLimits>): SideChanne
   };
 }
 
-/**
- * The soft limit of this process's file descriptors. Not from `process.report`, which looks up the
- * names of all open connections.
- */
+/** The process's soft limit. `process.report` would look up the names of all open connections. */
 function descriptorLimit(): number {
   try {
     const found = /^Max open files\s+(\d+)/m.exec(readFileSync("/proc/self/limits", "latin1"));
     return found === null ? ASSUMED_DESCRIPTORS : Number(found[1]);
   } catch {
     return ASSUMED_DESCRIPTORS;
+  }
+}
+
+const WINDOW_MS = 10_000;
+
+/**
+ * Warnings that peers can cause at will. The first of each reason is logged; those of the next ten
+ * seconds are counted and logged as one. Reasons must be ours; a peer's text belongs in the fields.
+ */
+export class LimitedWarnings {
+  readonly #clock: Clock;
+  readonly #log: Log;
+  /** Suppressed since the last entry, by event and reason. */
+  readonly #windows = new Map<string, { suppressed: number; fields: LogFields }>();
+
+  constructor(clock: Clock, log: Log) {
+    this.#clock = clock;
+    this.#log = log;
+  }
+
+  warn(event: string, reason: string, fields: LogFields): void {
+    const key = `${event} ${reason}`;
+    const window = this.#windows.get(key);
+    if (window !== undefined) {
+      window.suppressed += 1;
+      window.fields = fields;
+      return;
+    }
+    this.#log.warn(event, { ...fields, suppressed: 0 });
+    this.#open(event, key);
+  }
+
+  #open(event: string, key: string): void {
+    const window = { suppressed: 0, fields: {} as LogFields };
+    this.#windows.set(key, window);
+    this.#clock.setTimer(() => {
+      this.#windows.delete(key);
+      if (window.suppressed === 0) return;
+      // `suppressed` counts those without an entry.
+      this.#log.warn(event, { ...window.fields, suppressed: window.suppressed });
+      this.#open(event, key);
+    }, WINDOW_MS);
   }
 }

@@ -1,17 +1,24 @@
 import { createServer, type Server, type Socket } from "node:net";
-import { KvError, type SideChannelListener, type SideChannelListenOptions } from "@kv/interface";
-import type { CurveKeySource } from "../keys/curve.js";
+import { KvError, type SideChannelListener } from "@kv/interface";
+import type { CurveKeySource } from "../keys.js";
 import { reasonOf, resolveHost } from "../zmq-endpoint.js";
-import type { ConnectionTable } from "./connection-table.js";
+import type { Answer, ConnectionTable } from "./connection-table.js";
+
+/** Where a ROUTER is bound, and what takes its messages. */
+export interface ListenOptions {
+  readonly host: string;
+  /** 0 takes a free port. */
+  readonly port: number;
+  readonly answer: Answer;
+}
 
 /**
- * Binds a port and answers requests as a ROUTER does, until it is closed; with `curve`, over CURVE
- * only.
+ * Answers requests on a port as a ROUTER; with `curve`, over CURVE only.
  *
  * @throws `KV_SIDE_CHANNEL_BIND_FAILED`.
  */
 export async function openZmqListener(
-  { host, port, answer }: SideChannelListenOptions,
+  { host, port, answer }: ListenOptions,
   table: ConnectionTable,
   curve: CurveKeySource,
 ): Promise<SideChannelListener> {
@@ -23,8 +30,10 @@ export async function openZmqListener(
   });
   await bind(server, host, port);
   const closed = new Promise<void>((resolve) => server.on("close", resolve));
-  // An accept that fails, as for a lack of descriptors, is tried again.
-  server.on("error", (error) => table.complain("side-channel-accept-failed", "accept", { error }));
+  // An accept that fails, as for lack of descriptors, is tried again.
+  server.on("error", (error) =>
+    table.warnings.warn("side-channel-accept-failed", "accept", { error }),
+  );
   const address = server.address();
   return {
     host,

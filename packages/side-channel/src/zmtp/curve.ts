@@ -1,33 +1,111 @@
-import { hkdfSync, type KeyObject, randomBytes, timingSafeEqual } from "node:crypto";
+import {
+  createPrivateKey,
+  createPublicKey,
+  diffieHellman,
+  generateKeyPairSync,
+  hkdfSync,
+  type KeyObject,
+  randomBytes,
+  timingSafeEqual,
+} from "node:crypto";
 import { KvError } from "@kv/interface";
-import { decodeCommand, decodeMetadata, encodeCommand, encodeMetadata } from "./commands.js";
-import { boxKey, type CurveKeyPair, curveKeyPair, open, seal, untrusted } from "./curve-box.js";
+import { hsalsa, xsalsa20poly1305 } from "@noble/ciphers/salsa.js";
 import type { ZmtpFrame } from "./frames.js";
-import { unexpectedCommand, type ZmtpMechanism } from "./mechanism.js";
+import {
+  decodeCommand,
+  decodeMetadata,
+  encodeCommand,
+  encodeMetadata,
+  type ZmtpMetadata,
+} from "./handshake.js";
+import { unexpectedCommand, type ZmtpMechanism } from "./session.js";
 
-// CURVE of ZMTP 3 (RFC 26): HELLO, WELCOME, INITIATE, READY, then MESSAGE. In the RFC's notation S
-// and C are the long-term public keys of server and client, S' and C' those of one connection;
-// small letters are the secret keys.
+// CURVE's boxes as in NaCl: X25519, which is Node's, and HSalsa20 and XSalsa20-Poly1305 of
+// @noble/ciphers, because Node's OpenSSL lacks Salsa20.
+
+export interface CurveKeyPair {
+  /** 32 bytes. */
+  readonly publicKey: Uint8Array;
+  readonly privateKey: KeyObject;
+}
+
+const text = new TextEncoder();
+const SIGMA = "expand 32-byte k";
+/** The prefix of a secret key in Node's encoding. */
+const PKCS8 = Buffer.from("302e020100300506032b656e04220420", "hex");
+
+/** From a secret key of 32 bytes; without one, a new pair. */
+export function curveKeyPair(secretKey?: Uint8Array): CurveKeyPair {
+  const privateKey =
+    secretKey === undefined
+      ? generateKeyPairSync("x25519").privateKey
+      : createPrivateKey({ key: Buffer.concat([PKCS8, secretKey]), format: "der", type: "pkcs8" });
+  const { x = "" } = createPublicKey(privateKey).export({ format: "jwk" });
+  return { publicKey: new Uint8Array(Buffer.from(x, "base64url")), privateKey };
+}
 
 /**
- * The long-term keys of all members of a group: each member is a server with one pair and a client
- * with the other.
+ * The key of boxes between two pairs (NaCl's `crypto_box_beforenm`).
+ *
+ * @throws `KV_HANDSHAKE_UNTRUSTED` for a public key of low order.
  */
+function boxKey(privateKey: KeyObject, publicKey: Uint8Array): Uint8Array {
+  let shared: Uint8Array;
+  try {
+    // Node reads this form five times as fast as the others.
+    const key = { kty: "OKP", crv: "X25519", x: Buffer.from(publicKey).toString("base64url") };
+    shared = diffieHellman({ privateKey, publicKey: createPublicKey({ key, format: "jwk" }) });
+  } catch {
+    throw untrusted("its public key is not valid");
+  }
+  const out = new Uint32Array(8);
+  hsalsa(words(text.encode(SIGMA)), words(shared), new Uint32Array(4), out);
+  return new Uint8Array(out.buffer);
+}
+
+function words(bytes: Uint8Array): Uint32Array {
+  return new Uint32Array(Uint8Array.from(bytes).buffer);
+}
+
+/** Prefix and nonce have 24 bytes together. */
+function seal(key: Uint8Array, prefix: string, nonce: Uint8Array, plain: Uint8Array): Uint8Array {
+  return xsalsa20poly1305(key, Buffer.concat([text.encode(prefix), nonce])).encrypt(plain);
+}
+
+/** Undefined for another key or a changed box. */
+function open(
+  key: Uint8Array,
+  prefix: string,
+  nonce: Uint8Array,
+  box: Uint8Array,
+): Uint8Array | undefined {
+  try {
+    return xsalsa20poly1305(key, Buffer.concat([text.encode(prefix), nonce])).decrypt(box);
+  } catch {
+    return undefined;
+  }
+}
+
+function untrusted(why: string): KvError {
+  return new KvError("KV_HANDSHAKE_UNTRUSTED", `ZMTP CURVE: the peer is refused: ${why}`);
+}
+
+// CURVE of ZMTP 3 (RFC 26): HELLO, WELCOME, INITIATE, READY, MESSAGE. As in the RFC, S and C are
+// the long-term public keys of server and client, S' and C' a connection's; small letters are
+// secret.
+
+/** A group's long-term keys: a member is a server with one pair and a client with the other. */
 export interface CurveKeys {
-  /** The pair of listeners. Clients accept no other server. */
+  /** Clients accept no other server. */
   readonly server: CurveKeyPair;
-  /** The pair of those who connect. Listeners accept no other client. */
+  /** Listeners accept no other client. */
   readonly client: CurveKeyPair;
 }
 
-/** Options of `curveServer` and `curveClient`. */
-export interface CurveOptions {
-  readonly socketType: string;
-  /** The keys that are valid now: a server accepts each, a client uses the first. */
+export interface CurveOptions extends ZmtpMetadata {
+  /** The valid keys: a server accepts each, a client uses the first. */
   readonly keys: () => readonly CurveKeys[];
-  /** Makes cookies and nonces. Default: Node's random bytes. */
   readonly random?: ((bytes: number) => Uint8Array) | undefined;
-  /** Makes the pair of one connection. Default: a random one. */
   readonly newKeyPair?: (() => CurveKeyPair) | undefined;
 }
 
@@ -38,17 +116,14 @@ const LONG_NONCE_BYTES = 16;
 const COOKIE_BYTES = 96;
 const VERSION_AND_PADDING_BYTES = 74;
 const VOUCH_BYTES = 2 * KEY_BYTES + MAC_BYTES;
-/** Bodies of the commands with their names. */
 const HELLO_BYTES = 200;
 const WELCOME_BYTES = 168;
-/** Longest INITIATE and READY. libzmq's have about 300 and 70 bytes. */
+/** libzmq's INITIATE and READY have about 300 and 70 bytes. */
 const MAX_METADATA_COMMAND_BYTES = 1024;
 
-const text = new TextEncoder();
-
 /**
- * Derives the long-term keys from a shared key (HKDF-SHA-256), so that whoever has the key is a
- * member, and nobody else knows even the public keys.
+ * Derives the keys from a shared key (HKDF-SHA-256): whoever lacks it does not even know the public
+ * keys.
  */
 export function curveKeysOf(sharedKey: Uint8Array): CurveKeys {
   const pair = (role: string) =>
@@ -58,18 +133,18 @@ export function curveKeysOf(sharedKey: Uint8Array): CurveKeys {
   return { server: pair("server"), client: pair("client") };
 }
 
-/** The server's side of CURVE, for one connection. Errors of its methods: see `ZmtpMechanism`. */
+/** The server's side for one connection. Errors: see `ZmtpMechanism`. */
 export function curveServer(options: CurveOptions): ZmtpMechanism {
   return new CurveServer(options);
 }
 
-/** The client's side of CURVE, for one connection. Errors of its methods: see `ZmtpMechanism`. */
+/** The client's side for one connection. Errors: see `ZmtpMechanism`. */
 export function curveClient(options: CurveOptions): ZmtpMechanism {
   return new CurveClient(options);
 }
 
 interface Welcomed {
-  /** The long-term keys that the client's HELLO was made for. */
+  /** The client's HELLO was made for them. */
   readonly keys: CurveKeys;
   readonly client: Uint8Array;
   readonly privateKey: KeyObject;
@@ -113,7 +188,7 @@ class CurveServer implements ZmtpMechanism {
 
   unseal(frame: ZmtpFrame): ZmtpFrame {
     const own = this.#welcomed?.keys;
-    // A key that was removed ends the connections that were made with it.
+    // Removing a key ends its connections.
     if (!this.#options.keys().some(({ server }) => own !== undefined && isSame(server, own.server)))
       throw untrusted("the connection's key is no longer valid");
     return this.#traffic.unseal(frame);
@@ -132,9 +207,9 @@ class CurveServer implements ZmtpMechanism {
       const key = boxKey(keys.server.privateKey, client);
       if (open(key, "CurveZMQHELLO---", nonce, box) === undefined) continue;
       const { random = randomBytes, newKeyPair = curveKeyPair } = this.#options;
-      // The secret key of this connection stays in its session, which exists as long as the TCP
-      // connection. A cookie that carried it, as the RFC allows, would be valid on other
-      // connections too, and with it a recorded handshake. So it is random, and valid here only.
+      // The RFC lets a cookie carry the connection's secret key, but then a recorded handshake
+      // would be valid on other connections. Here the key stays in the session, and the cookie is
+      // random.
       const cookie = random(COOKIE_BYTES);
       const own = newKeyPair();
       const longNonce = random(LONG_NONCE_BYTES);
@@ -174,9 +249,8 @@ class CurveServer implements ZmtpMechanism {
     )
       throw untrusted("it does not prove its client key");
     const peer = decodeMetadata(initiate.rest());
-    const { socketType } = this.#options;
     const readyNonce = this.#traffic.next();
-    const ready = seal(key, "CurveZMQREADY---", readyNonce, encodeMetadata({ socketType }));
+    const ready = seal(key, "CurveZMQREADY---", readyNonce, encodeMetadata(this.#options));
     this.#traffic.key = key;
     return { send: [encodeCommand("READY", Buffer.concat([readyNonce, ready]))], peer };
   }
@@ -191,7 +265,6 @@ class CurveClient implements ZmtpMechanism {
   /** C' and c'. */
   readonly #own: CurveKeyPair;
   readonly #traffic = new CurveTraffic("CurveZMQMESSAGEC", "CurveZMQMESSAGES");
-  /** The key of boxes between the connection's own keys, once WELCOME has come. */
   #boxKey: Uint8Array | undefined;
 
   constructor(options: CurveOptions) {
@@ -249,7 +322,7 @@ class CurveClient implements ZmtpMechanism {
   #initiate(data: Uint8Array, bodyBytes: number): Uint8Array {
     if (bodyBytes !== WELCOME_BYTES)
       throw malformed(`a WELCOME of ${bodyBytes} bytes, not ${WELCOME_BYTES}`);
-    const { socketType, random = randomBytes } = this.#options;
+    const { random = randomBytes } = this.#options;
     const { server, client } = this.#keys;
     const own = this.#own;
     const read = new Reader(data);
@@ -279,7 +352,7 @@ class CurveClient implements ZmtpMechanism {
       client.publicKey,
       longNonce,
       vouch,
-      encodeMetadata({ socketType }),
+      encodeMetadata(this.#options),
     ]);
     this.#boxKey = key;
     return encodeCommand(
@@ -295,7 +368,6 @@ const MESSAGE_OVERHEAD_BYTES = MESSAGE.byteLength + NONCE_BYTES + MAC_BYTES + 1;
 const MORE = 0x01;
 const COMMAND = 0x02;
 
-/** The nonces of one connection, and its messages after the handshake. */
 class CurveTraffic {
   key: Uint8Array = new Uint8Array(0);
   readonly #sends: string;
@@ -315,10 +387,7 @@ class CurveTraffic {
     return nonce;
   }
 
-  /**
-   * Returns the peer's nonce. Refuses one that is not above all earlier ones: the command was sent
-   * before.
-   */
+  /** Refuses a nonce that is not above all earlier ones: the command is a replay. */
   accept(nonce: Uint8Array): Uint8Array {
     const number = new DataView(nonce.buffer, nonce.byteOffset).getBigUint64(0);
     if (number <= this.#received)
@@ -351,7 +420,6 @@ class CurveTraffic {
   }
 }
 
-/** Reads fields of bytes whose length was checked. */
 class Reader {
   #bytes: Uint8Array;
 

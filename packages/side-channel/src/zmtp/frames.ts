@@ -1,29 +1,24 @@
-import { malformed } from "./commands.js";
+import { malformed } from "./handshake.js";
 
-// A frame of ZMTP 3: flags, a size of one byte or eight, and the body.
+// A ZMTP 3 frame: flags, a size of one or eight bytes, the body.
 const MORE = 0x01;
 const LONG = 0x02;
 const COMMAND = 0x04;
 const RESERVED = ~(MORE | LONG | COMMAND);
 
 export interface ZmtpFrame {
-  /** Another frame of the same message follows. */
   readonly more: boolean;
-  /** It holds a command, not a part of a message. */
+  /** A command, not a part of a message. */
   readonly command: boolean;
   readonly body: Uint8Array;
 }
 
-/** A frame whose body has not arrived yet. */
 export type ZmtpFrameHeader = Omit<ZmtpFrame, "body"> & { readonly sizeBytes: number };
 
-/**
- * Bodies up to this size are copied into one chunk with their headers; larger ones are passed on as
- * they are.
- */
+/** Larger bodies are not copied into one chunk with their headers. */
 const COPIED_BYTES = 16 * 1024;
 
-/** The bytes of frames, in chunks to write one after another. */
+/** In chunks to write in this order. */
 export function encodeFrames(frames: readonly ZmtpFrame[]): Uint8Array[] {
   const chunks: Uint8Array[] = [];
   let together: Uint8Array[] = [];
@@ -46,20 +41,18 @@ export function encodeFrames(frames: readonly ZmtpFrame[]): Uint8Array[] {
 }
 
 /**
- * Cuts received bytes into frames. It is asked for one frame at a time, so that a caller decides
- * how much work one chunk may cause. `admit` sees the header of each frame and throws when the
- * frame is too large: before memory is allocated for it. The body of a frame within one chunk is a
- * view of it.
+ * Cuts received bytes into frames, one per call, so that the caller limits the work. `admit` sees
+ * each header and throws for a frame that is too large, before memory is allocated. A body within
+ * one chunk is a view of it.
  */
 export class FrameReader {
   readonly #admit: (header: ZmtpFrameHeader) => void;
   readonly #chunks: Uint8Array[] = [];
-  /** Bytes of the first chunk that are read. */
   #at = 0;
   readonly #header = new Uint8Array(9);
   #headerBytes = 0;
   #frame: ZmtpFrameHeader | undefined;
-  /** The body of a frame that arrives in several chunks, and how much of it has arrived. */
+  /** A body in several chunks, and its arrived bytes. */
   #body: Uint8Array | undefined;
   #bodyBytes = 0;
 
@@ -79,7 +72,7 @@ export class FrameReader {
     if (chunk.byteLength > 0) this.#chunks.push(chunk);
   }
 
-  /** Takes up to `count` bytes that have no frame; the greeting comes before the first one. */
+  /** Takes up to `count` bytes, such as the greeting's, without a frame. */
   take(count: number): Uint8Array | undefined {
     const chunk = this.#chunks[0];
     if (chunk === undefined) return undefined;
@@ -89,7 +82,7 @@ export class FrameReader {
   }
 
   /**
-   * The next complete frame; undefined until more bytes come.
+   * Undefined until more bytes come.
    *
    * @throws `KV_WIRE_MALFORMED`, and those of `admit`.
    */

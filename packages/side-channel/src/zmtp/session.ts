@@ -1,50 +1,52 @@
 import { KvError } from "@kv/interface";
+import { encodeFrames, FrameReader, type ZmtpFrame, type ZmtpFrameHeader } from "./frames.js";
 import {
+  checkGreetingStart,
   decodeCommand,
+  decodeGreeting,
+  decodeMetadata,
   encodeCommand,
+  encodeGreeting,
+  encodeMetadata,
   encodePong,
   errorReason,
+  GREETING_BYTES,
   MAX_COMMAND_BYTES,
   malformed,
+  type ZmtpMechanismName,
   type ZmtpMetadata,
-} from "./commands.js";
-import { encodeFrames, FrameReader, type ZmtpFrame, type ZmtpFrameHeader } from "./frames.js";
-import { checkGreetingStart, decodeGreeting, encodeGreeting, GREETING_BYTES } from "./greeting.js";
-import { encodeCommands, nullMechanism, type ZmtpMechanism } from "./mechanism.js";
+} from "./handshake.js";
 
-/** Options of `ZmtpSession`. */
 export interface ZmtpSessionOptions {
-  readonly socketType: "ROUTER" | "REQ" | "SUB";
-  /** Types of the other side's socket that are accepted. */
+  readonly socketType: "ROUTER" | "DEALER" | "REQ" | "SUB";
+  /** The routing id of a DEALER. @default "" */
+  readonly identity?: string | undefined;
+  /** Accepted types of the other side's socket. */
   readonly peerTypes: readonly string[];
-  /** Frames of a message that is received, with its delimiter. */
+  /** Frames of a received message, with its delimiter. */
   readonly maxFrames: number;
-  /**
-   * Bytes of a message that is received, all frames together. A larger frame is refused when its
-   * header arrives.
-   */
+  /** Bytes of a received message, all frames together, checked when a header arrives. */
   readonly maxMessageBytes: number;
   /** Default: NULL. */
   readonly mechanism?: ZmtpMechanism | undefined;
 }
 
 /**
- * What a session has read. `send`: it must send a part of the handshake, or a PONG, in this order.
- * `ready`: the handshake is over, messages may be sent; with the peer's minor version of ZMTP 3.
+ * `send`: bytes of the handshake or a PONG to send in this order. `ready`: messages may be sent;
+ * with the peer's minor version of ZMTP 3.
  */
 export type ZmtpEvent =
   | { readonly type: "send"; readonly chunks: readonly Uint8Array[] }
   | { readonly type: "ready"; readonly minor: number }
   | { readonly type: "message"; readonly frames: readonly Uint8Array[] };
 
-/** Commands of a peer in one chunk of bytes. libzmq sends one PING per heartbeat interval. */
+/** libzmq sends one PING per heartbeat interval. */
 const MAX_COMMANDS_PER_CHUNK = 64;
 
 /**
- * One connection of ZMTP 3.0 or 3.1 (ZeroMQ's protocol over TCP, RFCs 23 and 37), without the
- * socket: received bytes go into `push`, and `read` returns one event at a time. What a peer sends
- * is limited while it arrives, before memory is allocated for it. After an error the connection
- * must be closed.
+ * One ZMTP 3.0 or 3.1 connection (RFCs 23 and 37) without the socket: bytes go into `push`, and
+ * `read` returns one event at a time. Limits apply before memory is allocated. After an error the
+ * connection must be closed.
  */
 export class ZmtpSession {
   readonly greeting: Uint8Array;
@@ -55,7 +57,6 @@ export class ZmtpSession {
   #greetedBytes = 0;
   #minor = 0;
   #peer: ZmtpMetadata | undefined;
-  /** The handshake is over, and `read` has not said so yet. */
   #unannounced = false;
   #frames: Uint8Array[] = [];
   #messageBytes = 0;
@@ -63,16 +64,19 @@ export class ZmtpSession {
 
   constructor(options: ZmtpSessionOptions) {
     this.#options = options;
-    this.#mechanism = options.mechanism ?? nullMechanism(options.socketType);
+    this.#mechanism = options.mechanism ?? nullMechanism(options);
     this.greeting = encodeGreeting(this.#mechanism.name, this.#mechanism.asServer);
   }
 
-  /** A message has begun and is not complete. */
+  /** The peer's routing id; "" during the handshake. */
+  get peerIdentity(): string {
+    return this.#peer?.identity ?? "";
+  }
+
   get partial(): boolean {
     return this.#reader.partial || this.#frames.length > 0;
   }
 
-  /** Bytes of the peer's greeting have arrived. */
   get greetingBegun(): boolean {
     return this.#greetedBytes > 0;
   }
@@ -81,7 +85,6 @@ export class ZmtpSession {
     return this.#greetedBytes === GREETING_BYTES;
   }
 
-  /** Bytes have arrived that `read` has not seen. */
   get unread(): boolean {
     return this.#reader.unread;
   }
@@ -92,7 +95,7 @@ export class ZmtpSession {
   }
 
   /**
-   * The next event; undefined until more bytes come.
+   * Undefined until more bytes come.
    *
    * @throws `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`, `KV_HANDSHAKE_UNTRUSTED`.
    */
@@ -116,7 +119,7 @@ export class ZmtpSession {
     }
   }
 
-  /** The bytes of a message, in chunks to write one after another. */
+  /** In chunks to write in this order. */
   encode(frames: readonly Uint8Array[]): Uint8Array[] {
     const last = frames.length - 1;
     return encodeFrames(
@@ -128,7 +131,7 @@ export class ZmtpSession {
     return encodeFrames([this.#mechanism.seal({ more: false, command: true, body })]);
   }
 
-  /** The bytes with which a SUB subscribes to all topics. To be sent after the handshake. */
+  /** Subscribes a SUB to all topics, after the handshake. */
   encodeSubscription(): Uint8Array[] {
     // A message in ZMTP 3.0, a command in 3.1.
     if (this.#minor === 0) return this.encode([Uint8Array.of(1)]);
@@ -151,14 +154,13 @@ export class ZmtpSession {
         `ZMTP: the peer's security mechanism is ${printable(mechanism)}, this side's is ${name}`,
       );
     }
-    // libzmq's servers do not say that they are servers.
+    // libzmq's servers do not set this flag.
     if (asServer && this.#mechanism.asServer)
       throw malformed(`both sides are the server of ${name}`);
     this.#minor = minor;
     return { type: "send", chunks: encodeCommands(this.#mechanism.open()) };
   }
 
-  /** Takes a step of the handshake. Returns what is to be sent. */
   #readHandshake({ command, body }: ZmtpFrame): readonly Uint8Array[] {
     if (!command) throw malformed("the peer sent a message before the handshake was complete");
     const { send, peer } = this.#mechanism.receive(body);
@@ -221,4 +223,58 @@ function tooMuch(found: string, limit: number): KvError {
   return new KvError("KV_WIRE_LIMIT_EXCEEDED", `ZMTP: ${found}; the limit is ${limit}`, {
     details: { limit },
   });
+}
+
+/** One connection's security: its handshake, then its frames. */
+export interface ZmtpMechanism {
+  readonly name: ZmtpMechanismName;
+  readonly asServer: boolean;
+  /** Per frame. */
+  readonly overheadBytes: number;
+  /** Limits the next handshake command's body, whose header is checked. */
+  readonly maxHandshakeBytes: number;
+  /** The first commands, once both greetings are there. */
+  open(): readonly Uint8Array[];
+  /**
+   * Takes a handshake command. `peer` ends the handshake.
+   *
+   * @throws `KV_WIRE_MALFORMED`, `KV_HANDSHAKE_UNTRUSTED`.
+   */
+  receive(command: Uint8Array): {
+    readonly send: readonly Uint8Array[];
+    readonly peer?: ZmtpMetadata | undefined;
+  };
+  seal(frame: ZmtpFrame): ZmtpFrame;
+  /** @throws `KV_WIRE_MALFORMED`, `KV_HANDSHAKE_UNTRUSTED`. */
+  unseal(frame: ZmtpFrame): ZmtpFrame;
+}
+
+/** Neither authenticated nor encrypted, as vLLM's side channel. */
+export function nullMechanism(metadata: ZmtpMetadata): ZmtpMechanism {
+  return {
+    name: "NULL",
+    asServer: false,
+    overheadBytes: 0,
+    maxHandshakeBytes: MAX_COMMAND_BYTES,
+    open: () => [encodeCommand("READY", encodeMetadata(metadata))],
+    receive(command) {
+      const { name, data } = decodeCommand(command);
+      if (name === "READY") return { send: [], peer: decodeMetadata(data) };
+      throw unexpectedCommand(name, data, "READY");
+    },
+    seal: (frame) => frame,
+    unseal: (frame) => frame,
+  };
+}
+
+export function unexpectedCommand(name: string, data: Uint8Array, wanted: string): KvError {
+  const what =
+    name === "ERROR"
+      ? `the peer refused the connection: ${errorReason(data) || "no reason given"}`
+      : `the peer sent the command ${name.replace(/[^\x20-\x7e]/g, "?")}, not ${wanted}`;
+  return malformed(what);
+}
+
+function encodeCommands(bodies: readonly Uint8Array[]): Uint8Array[] {
+  return encodeFrames(bodies.map((body) => ({ more: false, command: true, body })));
 }

@@ -1,9 +1,7 @@
 import { type Agent, KvError, type Log, type Registration } from "@kv/interface";
-import type { MemoryRecord } from "../memory/memory.js";
-import { type MemoryMap, memoryMap } from "../memory/memory-map.js";
-import type { AgentEndpoint, PeerAddress } from "../network/endpoints.js";
-import type { Fabric } from "../network/fabric.js";
+import { MemoryMap, type MemoryRecord } from "../memory/memory.js";
 import type { MemoryHost } from "../network/host.js";
+import type { AgentEndpoint, Fabric, PeerAddress } from "../network/network.js";
 import { AgentTransfers } from "../transfer/transfers.js";
 import { type DescribedMemory, decodeMetadata, encodeMetadata } from "./metadata.js";
 import { NotificationInbox } from "./notification-inbox.js";
@@ -16,14 +14,12 @@ export interface MemoryAgentOptions {
   readonly name: string;
   readonly incarnation: string;
   readonly backends: readonly string[];
-  /** Returns the record of a memory of this transport; undefined for any other object. */
   readonly recordOf: (memory: unknown) => MemoryRecord | undefined;
-  /** Called once, when the agent is closed or dead. */
   readonly closed: (agent: MemoryAgent) => void;
 }
 
 export interface MemoryAgent extends Agent, AsyncDisposable {
-  /** Simulates the death of the process: no promise settles and no byte moves any more. */
+  /** As if the process died: no promise settles and no byte moves. */
   die(): void;
 }
 
@@ -54,7 +50,7 @@ export function memoryAgent(options: MemoryAgentOptions): MemoryAgent {
     name,
     incarnation: options.incarnation,
     host,
-    memories: memoryMap<MemoryRecord>(),
+    memories: new MemoryMap<MemoryRecord>(),
     deliver(notification) {
       counters.notificationsReceived += 1;
       inbox.push(notification);
@@ -93,7 +89,7 @@ export function memoryAgent(options: MemoryAgentOptions): MemoryAgent {
     const opened = {
       memory,
       async close() {
-        // After the agent's own `close` the memory is released already.
+        // The agent's own `close` has released the memory.
         if (!open || state === "closed") return;
         if (registrations.get(memory) === 1 && lists.refersTo(memory)) {
           throw new KvError(
@@ -166,7 +162,7 @@ export function memoryAgent(options: MemoryAgentOptions): MemoryAgent {
       }
       peers.set(remote, {
         address: { name: remote, host: remoteHost, incarnation },
-        memories: memoryMap(memories),
+        memories: new MemoryMap(memories),
       });
       return remote;
     },
@@ -185,12 +181,12 @@ export function memoryAgent(options: MemoryAgentOptions): MemoryAgent {
     },
     async prepareLocal(table) {
       assertOpen();
-      return lists.addLocal(table, endpoint.memories);
+      return lists.add(table, endpoint.memories);
     },
     async prepareRemote(remote, table) {
       assertOpen();
       const peer = peerNamed(remote);
-      return lists.addRemote(table, peer.address, peer.memories);
+      return lists.add(table, peer.memories, peer.address);
     },
     transfer(request) {
       assertOpen();
@@ -207,8 +203,7 @@ export function memoryAgent(options: MemoryAgentOptions): MemoryAgent {
           `agent ${name}: a notification must be a Uint8Array`,
         );
       }
-      const error = fabric.post({ from: endpoint, to: peer.address, payload: payload.slice() });
-      if (error !== undefined) throw error;
+      fabric.post({ from: endpoint, to: peer.address, payload: payload.slice() });
       counters.notificationsSent += 1;
     },
     notifications() {
@@ -231,7 +226,7 @@ export function memoryAgent(options: MemoryAgentOptions): MemoryAgent {
       if (state === "closed") return;
       closing = Promise.resolve();
       transfers.halt();
-      // A test may close the memory of a dead process; nothing else can reach it any more.
+      // A test may close a dead process's memory; nothing else can reach it.
       for (const [memory, count] of registrations) memory.registrations -= count;
       vanish("its host was killed");
       log.debug("memory-agent-died", { agent: name, host: host.name });

@@ -1,11 +1,9 @@
 import { KvError, type MemoryType } from "@kv/interface";
 
-/** Metadata that an agent sends to its peers. */
 export interface AgentMetadata {
   readonly name: string;
-  /** Name of its host in the memory network. */
   readonly host: string;
-  /** Unique for each agent object: a restarted agent of the same name is a different peer. */
+  /** A restarted agent of the same name is a different peer. */
   readonly incarnation: string;
   readonly memories: readonly DescribedMemory[];
 }
@@ -17,25 +15,17 @@ export interface DescribedMemory {
   readonly deviceId: number;
 }
 
-/** "KVMM", then the version of the encoding. */
+const MEMBERS = ["address", "lengthBytes", "memoryType", "deviceId"] as const;
+/** "KVMM", then the encoding's version. */
 const HEADER = Uint8Array.of(0x4b, 0x56, 0x4d, 0x4d, 1);
 const CHECKSUM_LENGTH_BYTES = 4;
 const MAX_LENGTH_BYTES = 16 * 1024 * 1024;
 export const AGENT_NAME = /^[\x20-\x7e]{1,255}$/;
 
-/**
- * Encodes a header, JSON with the memories as rows, and a CRC-32 over both, so that any damaged
- * byte is detected.
- */
+/** A header, JSON with the memories as rows, and a CRC-32 that detects damage. */
 export function encodeMetadata(metadata: AgentMetadata): Uint8Array {
-  const body = new TextEncoder().encode(
-    JSON.stringify({
-      name: metadata.name,
-      host: metadata.host,
-      incarnation: metadata.incarnation,
-      memories: metadata.memories.map((m) => [m.address, m.lengthBytes, m.memoryType, m.deviceId]),
-    }),
-  );
+  const memories = metadata.memories.map((memory) => MEMBERS.map((member) => memory[member]));
+  const body = new TextEncoder().encode(JSON.stringify({ ...metadata, memories }));
   const out = new Uint8Array(HEADER.length + body.length + CHECKSUM_LENGTH_BYTES);
   out.set(HEADER);
   out.set(body, HEADER.length);

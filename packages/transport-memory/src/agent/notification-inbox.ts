@@ -1,13 +1,10 @@
 import { KvError, type Notification } from "@kv/interface";
 
-/** Calls of `next` that wait for a notification. */
 type Waiting = ((result: IteratorResult<Notification>) => void)[];
 
-/** Notifications that arrived at an agent, and the one iterator that reads them. */
 export class NotificationInbox {
   readonly #owner: string;
   readonly #unread: Notification[] = [];
-  /** Of the open iterator; undefined when none is open. */
   #waiting: Waiting | undefined;
   #closed = false;
 
@@ -22,11 +19,7 @@ export class NotificationInbox {
     else resolve({ done: false, value: notification });
   }
 
-  /**
-   * Opens the iterator.
-   *
-   * @throws `KV_NOTIFICATION_INVALID` while another one is open.
-   */
+  /** @throws `KV_NOTIFICATION_INVALID` while another iterator is open. */
   iterate(): AsyncIterableIterator<Notification> {
     if (this.#waiting !== undefined) {
       throw new KvError(
@@ -56,7 +49,6 @@ export class NotificationInbox {
     };
   }
 
-  /** Drops unread notifications and ends the iterator. */
   close(): void {
     this.#closed = true;
     this.#unread.length = 0;

@@ -7,31 +7,23 @@ import {
   type PreparedList,
   takeRows,
 } from "@kv/interface";
-import type { MemoryRecord } from "../memory/memory.js";
-import type { MemoryMap } from "../memory/memory-map.js";
-import type { PeerAddress } from "../network/endpoints.js";
+import type { MemoryMap, MemoryRecord } from "../memory/memory.js";
+import type { PeerAddress } from "../network/network.js";
 import type { DescribedMemory } from "./metadata.js";
 
-/** A prepared list, as its agent holds it. */
 export interface PreparedListRecord extends PreparedList, AsyncDisposable {
-  readonly rows: DescriptorRows<DescribedMemory>;
-  /**
-   * For a list of a peer's memory: the incarnation of the peer that was known when the list was
-   * prepared.
-   */
+  readonly rows: DescriptorRows;
+  /** Known when the list was prepared. */
   readonly peer: PeerAddress | undefined;
-  /** One promise for each transfer that is not released. */
+  /** One promise per unreleased transfer. */
   readonly users: Set<Promise<void>>;
-  /** True from the first call of `close` on. */
   closing: boolean;
 }
 
-/** The prepared lists of one agent. */
 export class PreparedLists {
   readonly #agentName: string;
-  readonly #open = new Map<PreparedList, PreparedListRecord>();
-  /** All lists of this agent, closed ones too. */
-  readonly #known = new WeakSet<PreparedList>();
+  readonly #open = new Set<PreparedListRecord>();
+  readonly #known = new WeakSet<PreparedListRecord>();
 
   constructor(agentName: string) {
     this.#agentName = agentName;
@@ -41,78 +33,19 @@ export class PreparedLists {
     return this.#open.size;
   }
 
-  /**
-   *
-   * @throws `KV_LIST_INVALID`, `KV_MEMORY_NOT_REGISTERED`.
-   */
-  addLocal(table: DescriptorTable, memories: MemoryMap<MemoryRecord>): PreparedListRecord {
-    const owner = `agent ${this.#agentName}`;
-    const unknownCode = "KV_MEMORY_NOT_REGISTERED";
-    return this.#add(table, checkRows({ table, owner, unknownCode, find: memories.find }));
-  }
-
-  /**
-   *
-   * @throws `KV_LIST_INVALID`.
-   */
-  addRemote(
+  /** @throws `KV_LIST_INVALID`; `KV_MEMORY_NOT_REGISTERED` for rows outside of own memory. */
+  add(
     table: DescriptorTable,
-    peer: PeerAddress,
-    memories: MemoryMap<DescribedMemory>,
-  ): PreparedListRecord {
-    const owner = `agent ${peer.name}`;
-    const rows = checkRows({ table, owner, unknownCode: "KV_LIST_INVALID", find: memories.find });
-    return this.#add(table, rows, peer);
-  }
-
-  /**
-   * Returns the record of an open list of this agent.
-   *
-   * @throws `KV_TRANSFER_INVALID`, `KV_LIST_CLOSED`.
-   */
-  requireOpen(list: PreparedList, side: "local" | "remote"): PreparedListRecord {
-    const subject = `the ${side} list`;
-    if (typeof list !== "object" || list === null || !this.#known.has(list)) {
-      throw new KvError(
-        "KV_TRANSFER_INVALID",
-        `${subject} was not prepared by agent ${this.#agentName}`,
-      );
-    }
-    const record = this.#open.get(list);
-    if (record === undefined || record.closing) {
-      throw new KvError("KV_LIST_CLOSED", `${subject} of agent ${this.#agentName} is closed`);
-    }
-    if ((record.peer === undefined) !== (side === "local")) {
-      const memory = record.peer === undefined ? "local memory" : `memory of ${record.peer.name}`;
-      throw new KvError("KV_TRANSFER_INVALID", `${subject} describes ${memory}`);
-    }
-    return record;
-  }
-
-  /** Returns true when an open list refers to the memory. */
-  refersTo(memory: MemoryRecord): boolean {
-    return [...this.#open.values()].some((list) => list.rows.memories.has(memory));
-  }
-
-  /** Counts the open lists of a peer's memory. */
-  countOf(remote: string): number {
-    return [...this.#open.values()].filter((list) => list.remote === remote).length;
-  }
-
-  clear(): void {
-    this.#open.clear();
-  }
-
-  #add(
-    table: DescriptorTable,
-    rows: DescriptorRows<DescribedMemory>,
+    memories: MemoryMap<DescribedMemory> | MemoryMap<MemoryRecord>,
     peer?: PeerAddress,
   ): PreparedListRecord {
-    let closed: Promise<void> | undefined;
-    const close = (): Promise<void> => {
+    const owner = `agent ${peer?.name ?? this.#agentName}`;
+    const unknownCode = peer === undefined ? "KV_MEMORY_NOT_REGISTERED" : "KV_LIST_INVALID";
+    const rows = checkRows(table, memories, owner, unknownCode);
+    const close = async (): Promise<void> => {
       record.closing = true;
-      closed ??= Promise.all([...record.users]).then(() => void this.#open.delete(record));
-      return closed;
+      await Promise.all(record.users);
+      this.#open.delete(record);
     };
     const record: PreparedListRecord = {
       remote: peer?.name,
@@ -125,41 +58,61 @@ export class PreparedLists {
       close,
       [Symbol.asyncDispose]: close,
     };
-    this.#open.set(record, record);
+    this.#open.add(record);
     this.#known.add(record);
     return record;
   }
+
+  requireOpen(list: PreparedList, side: "local" | "remote"): PreparedListRecord {
+    const subject = `the ${side} list`;
+    const record = list as PreparedListRecord;
+    if (typeof list !== "object" || list === null || !this.#known.has(record)) {
+      throw new KvError(
+        "KV_TRANSFER_INVALID",
+        `${subject} was not prepared by agent ${this.#agentName}`,
+      );
+    }
+    if (record.closing || !this.#open.has(record)) {
+      throw new KvError("KV_LIST_CLOSED", `${subject} of agent ${this.#agentName} is closed`);
+    }
+    if ((record.peer === undefined) !== (side === "local")) {
+      const memory = record.peer === undefined ? "local memory" : `memory of ${record.peer.name}`;
+      throw new KvError("KV_TRANSFER_INVALID", `${subject} describes ${memory}`);
+    }
+    return record;
+  }
+
+  refersTo(memory: MemoryRecord): boolean {
+    return [...this.#open].some((list) => list.rows.memories.has(memory));
+  }
+
+  countOf(remote: string): number {
+    return [...this.#open].filter((list) => list.remote === remote).length;
+  }
+
+  clear(): void {
+    this.#open.clear();
+  }
 }
 
-/** The checked rows of a list. They locate each descriptor. */
-interface DescriptorRows<T> {
+interface DescriptorRows {
   readonly count: number;
-  /** Memories that the rows refer to, each once. */
-  readonly memories: ReadonlySet<T>;
-  /** Address of a descriptor; `index` is 0 to `count` - 1. */
+  readonly memories: ReadonlySet<DescribedMemory>;
+  /** `index` is 0 to `count` - 1. */
   addressOf(index: number): number;
   lengthOf(index: number): number;
 }
 
-/** Indices of descriptors are int32. */
+/** Descriptor indices are int32. */
 const MAX_DESCRIPTORS = 2 ** 31 - 1;
 
-interface CheckRowsOptions<T extends DescribedMemory> {
-  readonly table: DescriptorTable;
-  /** Agent that owns the memory, for messages. */
-  readonly owner: string;
-  /** Code for a row outside all registered memory. */
-  readonly unknownCode: KvErrorCode;
-  find(address: number, lengthBytes: number): T | undefined;
-}
-
-/**
- * Checks a table.
- *
- * @throws `KV_LIST_INVALID`, and `unknownCode`.
- */
-function checkRows<T extends DescribedMemory>(options: CheckRowsOptions<T>): DescriptorRows<T> {
-  const { table, owner } = options;
+/** @throws `KV_LIST_INVALID`, and `unknownCode` for a row outside all registered memory. */
+function checkRows(
+  table: DescriptorTable,
+  known: MemoryMap<DescribedMemory> | MemoryMap<MemoryRecord>,
+  owner: string,
+  unknownCode: KvErrorCode,
+): DescriptorRows {
   const memoryType: MemoryType = table.memoryType;
   const invalid = (message: string, code: KvErrorCode = "KV_LIST_INVALID"): KvError =>
     new KvError(code, `a list of ${owner}'s memory: ${message}`);
@@ -171,9 +124,8 @@ function checkRows<T extends DescribedMemory>(options: CheckRowsOptions<T>): Des
     throw invalid(`${rows.length} numbers are not rows of ${DESCRIPTOR_ROW} numbers`);
   }
   const numRows = rows.length / DESCRIPTOR_ROW;
-  /** Index of each row's first descriptor, and one more: the count. */
   const starts = new Float64Array(numRows + 1);
-  const memories = new Set<T>();
+  const memories = new Set<DescribedMemory>();
   for (let row = 0; row < numRows; row++) {
     const at = row * DESCRIPTOR_ROW;
     const [address, length, device, stride, count] = rows.subarray(
@@ -186,12 +138,9 @@ function checkRows<T extends DescribedMemory>(options: CheckRowsOptions<T>): Des
     }
     if (length === 0 || count === 0) throw invalid(`${text} is empty`);
     const spanBytes = (count - 1) * stride + length;
-    const memory = options.find(address, spanBytes);
+    const memory = known.find(address, spanBytes);
     if (memory === undefined) {
-      throw invalid(
-        `${text} spans ${spanBytes} bytes outside all registered memory`,
-        options.unknownCode,
-      );
+      throw invalid(`${text} spans ${spanBytes} bytes outside all registered memory`, unknownCode);
     }
     if (memory.memoryType !== memoryType || memory.deviceId !== device) {
       throw invalid(

@@ -1,14 +1,11 @@
 import { KvError, type Memory, type MemoryType, takeBuffer } from "@kv/interface";
 import type { MemoryHost } from "../network/host.js";
 
-/** A memory, as the transport holds it. */
 export interface MemoryRecord extends Memory, Disposable {
-  /** Process that allocated it. */
   readonly host: MemoryHost;
   readonly closed: boolean;
-  /** The bytes, also for memory types without `bytes`. */
+  /** The bytes, even of memory types without `bytes`. */
   readonly data: Uint8Array;
-  /** Registrations of all agents that refer to it. */
   registrations: number;
 }
 
@@ -21,10 +18,6 @@ export interface AllocateOptions {
   readonly closed: (memory: MemoryRecord) => void;
 }
 
-/**
- *
- * @throws `KV_MEMORY_INVALID` when the bytes cannot be allocated.
- */
 export function allocateMemory(options: AllocateOptions): MemoryRecord {
   const { address, lengthBytes, memoryType } = options;
   let data = newBytes(lengthBytes);
@@ -92,8 +85,7 @@ export function allocateMemory(options: AllocateOptions): MemoryRecord {
           `scatter into ${name}: the runs take ${total} bytes, the source has ${from.byteLength}`,
         );
       }
-      // Like a transport that copies on another thread, so that tests notice a caller that uses the
-      // source again.
+      // As if another thread copied: tests notice a caller that reuses the source.
       const bytes = new Uint8Array(takeBuffer(from));
       let at = 0;
       for (let index = 0; index < runs.length; index += 2) {
@@ -115,7 +107,7 @@ export function allocateMemory(options: AllocateOptions): MemoryRecord {
         );
       }
       closed = true;
-      // Detaching the buffer empties every view of it, as unmapping would make them unusable.
+      // Detaching the buffer empties every view of it.
       const { buffer } = data;
       structuredClone(buffer, { transfer: [buffer] });
       data = new Uint8Array(0);
@@ -136,11 +128,6 @@ function newBytes(lengthBytes: number): Uint8Array<ArrayBuffer> {
   }
 }
 
-/**
- * Returns the total length of the runs.
- *
- * @throws `KV_MEMORY_INVALID` for a run outside the memory.
- */
 function checkRuns(name: string, runs: Float64Array, lengthBytes: number): number {
   if (!(runs instanceof Float64Array) || runs.length % 2 !== 0) {
     throw new KvError(
@@ -175,4 +162,49 @@ function checkRuns(name: string, runs: Float64Array, lengthBytes: number): numbe
     }
   }
   return total;
+}
+
+interface Span {
+  readonly address: number;
+  readonly lengthBytes: number;
+}
+
+export class MemoryMap<T extends Span> {
+  readonly #memories: Set<T>;
+  /** Consecutive descriptors mostly lie in one memory. */
+  #last: T | undefined;
+
+  constructor(memories: Iterable<T> = []) {
+    this.#memories = new Set(memories);
+  }
+
+  get size(): number {
+    return this.#memories.size;
+  }
+
+  add(memory: T): void {
+    this.#memories.add(memory);
+  }
+
+  delete(memory: T): void {
+    this.#memories.delete(memory);
+    this.#last = undefined;
+  }
+
+  /** The memory with all of `[address, address + lengthBytes)`. */
+  find(address: number, lengthBytes: number): T | undefined {
+    const holds = (memory: T) =>
+      address >= memory.address && address + lengthBytes <= memory.address + memory.lengthBytes;
+    if (this.#last !== undefined && holds(this.#last)) return this.#last;
+    for (const memory of this.#memories) {
+      if (!holds(memory)) continue;
+      this.#last = memory;
+      return memory;
+    }
+    return undefined;
+  }
+
+  values(): T[] {
+    return [...this.#memories];
+  }
 }

@@ -1,69 +1,54 @@
 import { KvError, type KvErrorCode } from "@kv/interface";
 import type { SeededRandom } from "../simulation/seeded-random.js";
 
-/**
- * Operations that can suffer a fault: transfers, notifications (also those of transfers), and
- * requests on the side channel.
- */
+/** `NOTIFY` includes notifications of transfers; `REQUEST` is a side-channel request. */
 export type FaultOperation = "READ" | "WRITE" | "NOTIFY" | "REQUEST";
 
-/** Kinds of faults. */
+/** What a fault does. */
 export type FaultKind =
-  /** A transfer never ends by itself; a notification or request is lost. */
+  /** A transfer never ends by itself; others are lost. */
   | "drop"
   /** A notification arrives twice. */
   | "duplicate"
-  /** The operation takes `delayMs` longer; later notifications wait for a delayed one. */
+  /** The operation takes `delayMs` longer; later notifications wait for it. */
   | "delay"
-  /** A notification arrives `delayMs` later, and later notifications overtake it. */
+  /** A notification is `delayMs` late, and later ones overtake it. */
   | "reorder"
-  /** The link between the two hosts is cut, for `forMs` or for good. */
+  /** The link between two hosts is cut, for `forMs` or for good. */
   | "disconnect"
-  /**
-   * A transfer fails after part of its bytes have landed; a notification or request is rejected.
-   */
+  /** A transfer fails with part of its bytes landed; others are rejected. */
   | "fail"
-  /** The reply to a request has random bytes. */
+  /** A request's reply has random bytes. */
   | "garbage";
 
 /** An operation, as a fault rule sees it. */
 export interface FaultSubject {
-  /** Kind of the operation. */
   readonly operation: FaultOperation;
-  /** Host that starts it. */
   readonly from: string;
-  /** Agent that starts it. Absent for requests. */
+  /** Absent for requests. */
   readonly fromAgent?: string;
-  /** Host at the other end. */
   readonly to: string;
-  /** Agent at the other end. Absent for requests. */
+  /** Absent for requests. */
   readonly toAgent?: string;
-  /** Bytes of the transfer, payload or request. */
   readonly lengthBytes: number;
-  /** Payload of a notification. */
   readonly payload?: Uint8Array;
 }
 
 /**
- * A fault, and the operations that suffer it. The first rule that matches an operation and injects
- * decides; an operation suffers one fault at most.
+ * A fault and its operations. The first rule that matches and injects decides, so an operation
+ * suffers one fault at most.
  */
 export interface FaultRule {
-  /** The fault. */
   readonly fault: FaultKind;
-  /** Operations that the rule matches. @default all that the fault applies to */
+  /** @default all that the fault applies to */
   readonly operation?: FaultOperation | readonly FaultOperation[] | undefined;
-  /** Name of the host or agent that starts the operation. @default any */
   readonly from?: string | undefined;
-  /** Name of the host or agent at the other end. @default any */
   readonly to?: string | undefined;
-  /** Further condition. @default none */
   readonly where?: ((subject: FaultSubject) => boolean) | undefined;
-  /** Inject for the n-th matching operation only, counted from 1. @default for every one */
+  /** Only the n-th match, from 1. @default every one */
   readonly nth?: number | undefined;
-  /** Probability for each matching operation. @default 1 */
   readonly probability?: number | undefined;
-  /** Largest number of faults that the rule injects. @default no limit */
+  /** @default no limit */
   readonly times?: number | undefined;
   /** Milliseconds for `delay` and `reorder`. @default 10 */
   readonly delayMs?: number | undefined;
@@ -83,51 +68,48 @@ const APPLIES_TO: Readonly<Record<FaultKind, readonly FaultOperation[]>> = {
   garbage: ["REQUEST"],
 };
 
-/** Default of `FaultRule.delayMs`. */
-export const DEFAULT_FAULT_DELAY_MS = 10;
-
-/** Decides which operations suffer faults. */
-export interface FaultPlan {
-  /** Returns the rule whose fault the operation suffers; undefined for none. */
-  decide(subject: FaultSubject): FaultRule | undefined;
-  /**
-   * Replaces all rules; the counters of `nth` and `times` start again.
-   *
-   * @throws `KV_CONFIG_INVALID`.
-   */
-  setRules(rules: readonly FaultRule[]): void;
-  /** Returns the number of injected faults by kind. */
-  counts(): Readonly<Partial<Record<FaultKind, number>>>;
+/** Returns ms, and 0 for other faults. */
+export function delayOf(rule: FaultRule | undefined, ...faults: readonly FaultKind[]): number {
+  return rule !== undefined && faults.includes(rule.fault) ? (rule.delayMs ?? 10) : 0;
 }
 
-/**
- * Creates a plan. The same seed and the same operations in the same order give the same faults.
- *
- * @throws `KV_CONFIG_INVALID`.
- */
-export function faultPlan(rules: readonly FaultRule[], random: SeededRandom): FaultPlan {
-  let active: ActiveRule[] = rules.map(activate);
-  const counts: Partial<Record<FaultKind, number>> = {};
-  return {
-    decide(subject) {
-      for (const entry of active) {
-        if (!matches(entry, subject)) continue;
-        entry.matched += 1;
-        const { nth, probability, times, fault } = entry.rule;
-        if (nth !== undefined && entry.matched !== nth) continue;
-        if (probability !== undefined && random.next() >= probability) continue;
-        if (times !== undefined && entry.injected >= times) continue;
-        entry.injected += 1;
-        counts[fault] = (counts[fault] ?? 0) + 1;
-        return entry.rule;
-      }
-      return undefined;
-    },
-    setRules(next) {
-      active = next.map(activate);
-    },
-    counts: () => ({ ...counts }),
-  };
+/** Decides which operations suffer faults: equal for equal seeds and orders of operations. */
+export class FaultPlan {
+  readonly #random: SeededRandom;
+  readonly #counts: Partial<Record<FaultKind, number>> = {};
+  #active: ActiveRule[];
+
+  constructor(rules: readonly FaultRule[], random: SeededRandom) {
+    this.#random = random;
+    this.#active = rules.map(activate);
+  }
+
+  decide(subject: FaultSubject): FaultRule | undefined {
+    for (const entry of this.#active) {
+      if (!matches(entry, subject)) continue;
+      entry.matched += 1;
+      const { nth, probability, times, fault } = entry.rule;
+      if (nth !== undefined && entry.matched !== nth) continue;
+      if (probability !== undefined && this.#random.next() >= probability) continue;
+      if (times !== undefined && entry.injected >= times) continue;
+      entry.injected += 1;
+      this.#counts[fault] = (this.#counts[fault] ?? 0) + 1;
+      return entry.rule;
+    }
+    return undefined;
+  }
+
+  /**
+   * Replaces all rules and resets the counters of `nth` and `times`.
+   * @throws `KV_CONFIG_INVALID`.
+   */
+  setRules(rules: readonly FaultRule[]): void {
+    this.#active = rules.map(activate);
+  }
+
+  counts(): Readonly<Partial<Record<FaultKind, number>>> {
+    return { ...this.#counts };
+  }
 }
 
 interface ActiveRule {

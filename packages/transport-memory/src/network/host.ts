@@ -2,27 +2,20 @@ import type { Clock, Random, Timer } from "@kv/interface";
 
 /** A simulated process on a host of a memory network. */
 export interface MemoryHost {
-  /** Name of the host. */
   readonly name: string;
-  /** 1 for the first process of this name, 2 for the one after a `kill`, and so on. */
+  /** Counts the processes of this name, from 1. */
   readonly incarnation: number;
-  /** False after `kill`. */
   readonly alive: boolean;
   /** The network's clock plus the host's skew. `kill` cancels its timers. */
   readonly clock: Clock;
-  /** A stream of random numbers of its own. */
   readonly random: Random;
   /**
-   * Simulates SIGKILL: peers can no longer read or write the process's memory, its transfers stop,
-   * its timers and listeners are gone, and its promises never settle. Each of its notifications in
-   * flight still arrives with the probability `deliverInFlight` (default: 0.5). Afterwards
-   * `network.host(name)` starts the next process of that name.
+   * Simulates SIGKILL: its memory, transfers, timers and listeners are gone, and its promises never
+   * settle. A notification in flight arrives with the probability `deliverInFlight` (default: 0.5).
+   * Then `network.host(name)` starts a new process.
    */
   kill(options?: { deliverInFlight?: number | undefined }): void;
-  /**
-   * Adds a listener that is called once when the process is killed, in the order of addition.
-   * Returns a function that removes it.
-   */
+  /** Calls `run` once at the kill. Returns a function that removes it. */
   onKill(run: () => void): () => void;
 }
 

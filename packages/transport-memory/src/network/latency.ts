@@ -1,51 +1,35 @@
 import { KvError } from "@kv/interface";
 
-/** Latency and bandwidth of a memory network. By default everything happens at once. */
+/** Latency and bandwidth of a memory network. By default all is immediate. */
 export interface MemoryLatency {
-  /**
-   * Time until the first byte of a transfer lands, and of each notification and each way of a
-   * request. @default 0
-   */
+  /** Delay of a transfer's first byte, a notification, and each way of a request. @default 0 */
   readonly latencyMs?: number | undefined;
-  /** Upper bound of a uniform addition to `latencyMs`, drawn for each operation. @default 0 */
+  /** Adds 0 to this to `latencyMs`, uniformly, per operation. @default 0 */
   readonly jitterMs?: number | undefined;
   /** Bandwidth of each transfer. @default Infinity */
   readonly bytesPerMs?: number | undefined;
   /**
-   * Whether the transfers between two hosts share `bytesPerMs` of each direction, piece by piece.
+   * Transfers between two hosts share each direction's `bytesPerMs`.
    * @default false
    */
   readonly sharesBandwidth?: boolean | undefined;
-  /**
-   * Time that each byte range of a transfer adds, as a network adapter that handles one work
-   * request per range. @default 0
-   */
+  /** Added for each byte range, as by a network adapter with a work request for each. @default 0 */
   readonly rangeMs?: number | undefined;
-  /** Largest piece in which a transfer lands. @default 8 * 1024 * 1024 */
+  /** Largest piece that lands at once. @default 8 * 1024 * 1024 */
   readonly pieceLengthBytes?: number | undefined;
-  /**
-   * Fewest pieces of a transfer, as far as it has enough bytes, so that small transfers take time
-   * too. @default 1
-   */
+  /** Makes small transfers take time too. @default 1 */
   readonly minPieces?: number | undefined;
   /**
-   * Time for which a transfer that failed or was aborted keeps writing before its memory is
-   * released, as a network adapter that cannot be stopped. The last write comes just before the
-   * release. @default 1
+   * How long a failed or aborted transfer keeps writing, like an unstoppable network adapter. The
+   * last write comes just before the release. @default 1
    */
   readonly lingerMs?: number | undefined;
 }
 
-/** `MemoryLatency` with its defaults filled in. */
 export type ResolvedLatency = {
   readonly [K in keyof MemoryLatency]-?: NonNullable<MemoryLatency[K]>;
 };
 
-/**
- * Fills in defaults.
- *
- * @throws `KV_CONFIG_INVALID`.
- */
 export function resolveLatency(options: MemoryLatency = {}): ResolvedLatency {
   const resolved: ResolvedLatency = {
     latencyMs: options.latencyMs ?? 0,
@@ -66,7 +50,6 @@ export function resolveLatency(options: MemoryLatency = {}): ResolvedLatency {
   return resolved;
 }
 
-/** Returns the bytes of each piece; the last one may be smaller. */
 export function pieceLength(lengthBytes: number, latency: ResolvedLatency): number {
   return Math.max(
     1,

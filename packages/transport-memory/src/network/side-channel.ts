@@ -6,28 +6,24 @@ import {
   type Timer,
 } from "@kv/interface";
 import { deferred } from "../deferred.js";
-import type { SideChannelBinding } from "./endpoints.js";
-import { DEFAULT_FAULT_DELAY_MS } from "./fault-plan.js";
+import { delayOf } from "./fault-plan.js";
 import type { MemoryHost } from "./host.js";
-import { fabricOf, type MemoryNetwork } from "./network.js";
+import { fabricOf, type MemoryNetwork, type SideChannelBinding } from "./network.js";
 
 /** Options of `memorySideChannel`. */
 export interface MemorySideChannelOptions {
-  /** Network of the hosts. */
   readonly network: MemoryNetwork;
   /** Simulated process of the side channel. @default "localhost" */
   readonly host?: string | MemoryHost | undefined;
 }
 
-/** Names by which a process reaches its own host, or binds to it. */
 const OWN_NAMES = ["localhost", "127.0.0.1", "::1", "0.0.0.0", "::", "*"];
 const FIRST_FREE_PORT = 32_768;
 const LAST_PORT = 65_535;
 
 /**
- * Creates a side channel between the hosts of a memory network. Host names are those of the
- * network; "localhost" is the own host. Its listeners have `Symbol.asyncDispose`. `withEncryption`
- * compares keys as a real side channel would, and encrypts nothing.
+ * Creates a side channel between a network's hosts; "localhost" is the own one. Listeners have
+ * `Symbol.asyncDispose`. `withEncryption` compares keys, but encrypts nothing.
  *
  * @throws `KV_CONFIG_INVALID` for a network that `memoryNetwork` did not create.
  */
@@ -125,11 +121,10 @@ export function memorySideChannel(
       to,
       lengthBytes: frames.reduce((sum, frame) => sum + frame.length, 0),
     });
-    if (rule?.fault === "disconnect") fabric.cut(self.name, to, rule.forMs);
+    if (rule?.fault === "disconnect") fabric.disconnect(self.name, to, rule);
     if (rule?.fault === "drop") return promise;
-    const extraMs = rule?.fault === "delay" ? (rule.delayMs ?? DEFAULT_FAULT_DELAY_MS) : 0;
 
-    later(fabric.drawLatencyMs() + extraMs, () => {
+    later(fabric.drawLatencyMs() + delayOf(rule, "delay"), () => {
       const binding = fabric.bindings.get(`${to}:${port}`);
       if (rule?.fault === "fail") unreachable("an injected fault");
       else if (fabric.isCut(self.name, to)) unreachable("the hosts are disconnected");
@@ -153,7 +148,7 @@ export function memorySideChannel(
       try {
         reply = await binding.answer(frames);
       } catch (error) {
-        // As with a ZMQ ROUTER: the requester gets no reply and times out.
+        // As with a ZMQ ROUTER, the requester times out.
         fabric.log.warn("memory-side-channel-answer-failed", { host: to, port, error });
       }
       if (reply === undefined || ended || !binding.host.alive) return;
@@ -213,10 +208,9 @@ export function memorySideChannel(
   return side(undefined);
 }
 
-/** The shared keys of one side; undefined without encryption. */
 type Keys = (() => readonly Uint8Array[]) | undefined;
 
-/** Why a listener and a request refuse each other; undefined when they do not. */
+/** Undefined when both accept each other. */
 function refusalOf(asks: Keys, answers: Keys): string | undefined {
   const key = asks?.()[0];
   if (asks === undefined && answers === undefined) return undefined;

@@ -1,5 +1,5 @@
 import { afterEach, expect, test, vi } from "vitest";
-import { macrotaskTurn } from "./macrotask.js";
+import { macrotaskTurn } from "./virtual-clock.js";
 
 afterEach(() => vi.unstubAllGlobals());
 

@@ -2,15 +2,13 @@ import type { Random } from "@kv/interface";
 
 /** A reproducible source of randomness. */
 export interface SeededRandom extends Random {
-  /** The seed, for replaying a run. */
   readonly seed: string;
-  /** Creates an independent stream: draws from one do not change the other. */
+  /** An independent stream: draws from one do not change the other. */
   fork(label: string): SeededRandom;
-  /** Returns an integer in [0, below). */
   integer(below: number): number;
 }
 
-/** Creates a source whose numbers depend on the seed alone (generator: sfc32). */
+/** Creates a source that depends on the seed alone (generator: sfc32). */
 export function seededRandom(seed: number | string): SeededRandom {
   const text = String(seed);
   let a = hash(text, 0x9e3779b9);

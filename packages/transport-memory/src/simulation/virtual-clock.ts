@@ -1,33 +1,24 @@
 import { type Clock, KvError } from "@kv/interface";
-import { macrotaskTurn } from "./macrotask.js";
-import { TimerQueue } from "./timer-queue.js";
 
 /** Options of `virtualClock`. */
 export interface VirtualClockOptions {
-  /** First value of `now()`. @default 0 */
+  /** @default 0 */
   startMs?: number | undefined;
   /**
-   * Waits until everything that is ready has run, before time moves on. Pass a function that waits
-   * longer where the code under test yields by macrotasks or native work. @default one macrotask,
-   * which drains all promise work
+   * Runs everything that is ready before time moves on. Pass a longer wait for code that yields by
+   * macrotasks or native work. @default one macrotask, which drains all promise work
    */
   turn?: (() => Promise<void>) | undefined;
 }
 
 /**
- * A clock for tests: time moves only by its methods. Timers fire by time, then in the order in
- * which they were set. Only one method may run at once.
+ * A clock for tests, whose time moves only by its methods, one at a time. Timers fire by time, then
+ * in the order in which they were set.
  */
 export interface VirtualClock extends Clock {
-  /**
-   * Timers that are set and have neither fired nor been cancelled. Those left at the end of a test
-   * have leaked.
-   */
+  /** Timers neither fired nor cancelled. Those left after a test have leaked. */
   readonly pendingTimers: number;
-  /**
-   * Moves time by `ms` milliseconds and fires the timers that fall due. Promise work is drained
-   * before, between and after.
-   */
+  /** Moves time by `ms` and fires due timers. Drains promise work throughout. */
   advance(ms: number): Promise<void>;
   /**
    * Fires timers until `predicate` returns true.
@@ -49,9 +40,9 @@ export interface VirtualClock extends Clock {
   runUntilIdle(options?: { limitMs?: number | undefined }): Promise<void>;
 }
 
-/** Node fires a timer with a longer delay at once, so code must not set one. */
+/** Node fires a timer with a longer delay at once. */
 const LONGEST_DELAY_MS = 2 ** 31 - 1;
-/** More timers at one instant count as an endless loop of zero delays. */
+/** More count as an endless loop of zero delays. */
 const MAX_TIMERS_AT_ONE_TIME = 1_000_000;
 const ONE_HOUR_MS = 3_600_000;
 
@@ -74,11 +65,10 @@ export function virtualClock(options: VirtualClockOptions = {}): VirtualClock {
     }
   }
 
-  /** Fires the next timer that is due by `untilMs`. Returns false when there is none. */
   async function fireNext(untilMs: number): Promise<boolean> {
     const next = queue.peek();
     if (next === undefined || next.atMs > untilMs) return false;
-    queue.take();
+    queue.cancel(next);
     firedAtThisTime = next.atMs > nowMs ? 0 : firedAtThisTime + 1;
     if (firedAtThisTime > MAX_TIMERS_AT_ONE_TIME) {
       throw new KvError(
@@ -142,7 +132,7 @@ export function virtualClock(options: VirtualClockOptions = {}): VirtualClock {
         const outcome = Promise.resolve(promise).finally(() => {
           settled = true;
         });
-        // The outcome is awaited below, so a rejection before that is not unhandled.
+        // It is awaited below, so an earlier rejection is handled.
         outcome.catch(() => {});
         await fireUntil("settle", () => settled, limitMs);
         return await outcome;
@@ -150,4 +140,87 @@ export function virtualClock(options: VirtualClockOptions = {}): VirtualClock {
     runUntilIdle: ({ limitMs = ONE_HOUR_MS } = {}) =>
       exclusively("runUntilIdle", () => fireUntil("runUntilIdle", () => queue.size === 0, limitMs)),
   };
+}
+
+interface QueuedTimer {
+  readonly atMs: number;
+  readonly run: () => void;
+  cancelled: boolean;
+}
+
+/**
+ * Timers by time, then by insertion, in a sorted list: most new ones are the latest. Cancelled
+ * timers are dropped when they outnumber the others.
+ */
+class TimerQueue {
+  #timers: QueuedTimer[] = [];
+  #first = 0;
+  #live = 0;
+
+  get size(): number {
+    return this.#live;
+  }
+
+  add(run: () => void, atMs: number): QueuedTimer {
+    const timer: QueuedTimer = { atMs, run, cancelled: false };
+    let low = this.#first;
+    let high = this.#timers.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if ((this.#timers[middle] as QueuedTimer).atMs <= atMs) low = middle + 1;
+      else high = middle;
+    }
+    this.#timers.splice(low, 0, timer);
+    this.#live += 1;
+    return timer;
+  }
+
+  cancel(timer: QueuedTimer): void {
+    if (timer.cancelled) return;
+    timer.cancelled = true;
+    this.#live -= 1;
+    if (this.#timers.length <= 1024 || this.#timers.length <= 2 * this.#live) return;
+    this.#timers = this.#timers.filter(({ cancelled }) => !cancelled);
+    this.#first = 0;
+  }
+
+  peek(): QueuedTimer | undefined {
+    while (this.#timers[this.#first]?.cancelled === true) this.#first += 1;
+    return this.#timers[this.#first];
+  }
+}
+
+/**
+ * Resolves in a later macrotask, when all promise work is done. It prefers `setImmediate` (about 1
+ * us a turn), then `MessageChannel`, then `setTimeout`, which browsers clamp to 4 ms.
+ */
+export function macrotaskTurn(): () => Promise<void> {
+  const scope = globalThis as unknown as {
+    setImmediate?: (run: () => void) => unknown;
+    MessageChannel?: new () => { port1: Port; port2: Port };
+  };
+  if (typeof scope.setImmediate === "function") {
+    const immediate = scope.setImmediate;
+    return () => new Promise((resolve) => void immediate(resolve));
+  }
+  if (typeof scope.MessageChannel === "function") {
+    const channel = scope.MessageChannel;
+    // A port that stays open would keep the process alive.
+    return () =>
+      new Promise((resolve) => {
+        const { port1, port2 } = new channel();
+        port1.onmessage = () => {
+          port1.close();
+          resolve();
+        };
+        port2.postMessage(0);
+      });
+  }
+  return () => new Promise((resolve) => void setTimeout(resolve, 0));
+}
+
+interface Port {
+  onmessage: (() => void) | null;
+  postMessage(value: unknown): void;
+  close(): void;
 }

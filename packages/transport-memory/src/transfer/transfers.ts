@@ -7,11 +7,11 @@ import {
   type TransferResult,
 } from "@kv/interface";
 import type { PreparedListRecord } from "../agent/prepared-lists.js";
-import { type Deferred, deferred } from "../deferred.js";
-import type { AgentEndpoint, PeerAddress } from "../network/endpoints.js";
-import type { Fabric } from "../network/fabric.js";
+import { deferred } from "../deferred.js";
+import { delayOf, type FaultRule } from "../network/fault-plan.js";
+import { pieceLength } from "../network/latency.js";
+import type { AgentEndpoint, Fabric, InFlightTransfer, PeerAddress } from "../network/network.js";
 import { type CopyPlan, copyPlan } from "./copy-plan.js";
-import { PacedCopy } from "./paced-copy.js";
 
 export interface TransferCounters {
   transfersPosted: number;
@@ -21,7 +21,6 @@ export interface TransferCounters {
   notificationsSent: number;
 }
 
-/** The transfers of one agent. */
 export class AgentTransfers {
   readonly fabric: Fabric;
   readonly self: AgentEndpoint;
@@ -38,11 +37,7 @@ export class AgentTransfers {
     return this.#active.size;
   }
 
-  /**
-   * Checks the request and starts the transfer.
-   *
-   * @throws `KV_TRANSFER_INVALID`.
-   */
+  /** @throws `KV_TRANSFER_INVALID`. */
   start(
     request: TransferRequest,
     local: PreparedListRecord,
@@ -50,13 +45,13 @@ export class AgentTransfers {
     peer: PeerAddress,
   ): Transfer {
     requireValidOptions(request);
-    const plan = copyPlan(
-      request,
+    const sides = [
       { name: "local", rows: local.rows },
       { name: "remote", rows: remote.rows },
-    );
-    const transfer = new ActiveTransfer(this, request, plan, peer);
-    const released = transfer.released.promise;
+    ] as const;
+    const transfer = new ActiveTransfer(this, request, copyPlan(request, ...sides), peer);
+    const { promise: done } = transfer.done;
+    const { promise: released } = transfer.released;
     this.#active.add(transfer);
     local.users.add(released);
     remote.users.add(released);
@@ -66,101 +61,213 @@ export class AgentTransfers {
       remote.users.delete(released);
       transfer.released.resolve();
     });
-    return { done: transfer.done.promise, released };
+    return { done, released };
   }
 
   abortAll(reason: string): void {
-    for (const transfer of [...this.#active]) {
+    for (const transfer of [...this.#active])
       transfer.abort("KV_TRANSFER_ABORTED", `was aborted: ${reason}`);
-    }
   }
 
-  /** Resolves when all transfers that are in flight now are released. */
   async allReleased(): Promise<void> {
-    await Promise.all([...this.#active].map((transfer) => transfer.released.promise));
+    await Promise.all([...this.#active].map(({ released }) => released.promise));
   }
 
-  /** Stops all transfers without settling them, because their process is gone. */
   halt(): void {
     for (const transfer of this.#active) transfer.halt();
     this.#active.clear();
   }
 }
 
-class ActiveTransfer {
-  readonly done: Deferred<TransferResult> = deferred();
-  readonly released: Deferred<void> = deferred();
-  readonly #agent: AgentTransfers;
+/**
+ * Copies one transfer in pieces over time. After a failure or abort it writes for `lingerMs` until
+ * its release, so that tests see memory that was reused too early.
+ */
+class ActiveTransfer implements InFlightTransfer {
+  readonly from: AgentEndpoint;
+  readonly to: PeerAddress;
+  readonly done = deferred<TransferResult>();
+  readonly released = deferred<void>();
+  readonly #fabric: Fabric;
+  readonly #counters: TransferCounters;
   readonly #request: TransferRequest;
   readonly #plan: CopyPlan;
-  readonly #peer: PeerAddress;
   readonly #notification: Uint8Array | undefined;
   readonly #startedMs: number;
+  readonly #pieceBytes: number;
+  readonly #pieces: number;
   readonly #onAbort = () =>
     this.abort("KV_TRANSFER_ABORTED", "was aborted by its signal", this.#request.signal?.reason);
-  #settled = false;
-  #timer: Timer | undefined;
-  #copy: PacedCopy | undefined;
+  #release = () => {};
+  #rule: FaultRule | undefined;
+  /** A fault stops the copy before this piece; the number of pieces for no fault. */
+  #stopsBefore: number;
+  #landedPieces = 0;
+  #state: "active" | "lingering" | "released" = "active";
+  #isSettled = false;
+  readonly #timers: Partial<Record<"timeout" | "piece" | "linger", Timer>> = {};
 
-  constructor(agent: AgentTransfers, request: TransferRequest, plan: CopyPlan, peer: PeerAddress) {
-    this.#agent = agent;
+  constructor(
+    { fabric, self, counters }: AgentTransfers,
+    request: TransferRequest,
+    plan: CopyPlan,
+    peer: PeerAddress,
+  ) {
+    this.from = self;
+    this.to = peer;
+    this.#fabric = fabric;
+    this.#counters = counters;
     this.#request = request;
     this.#plan = plan;
-    this.#peer = peer;
     this.#notification = request.notification?.slice();
-    this.#startedMs = agent.self.host.clock.now();
-    agent.counters.transfersPosted += 1;
-    // A caller that waits for `released` alone must not cause an unhandled rejection.
+    this.#startedMs = self.host.clock.now();
+    this.#pieceBytes = pieceLength(plan.lengthBytes, fabric.latency);
+    this.#pieces = Math.ceil(plan.lengthBytes / this.#pieceBytes);
+    this.#stopsBefore = this.#pieces;
+    counters.transfersPosted += 1;
     this.done.promise.catch(() => {});
   }
 
+  /** `release` is called once, after the last byte. */
   start(release: () => void): void {
-    const { fabric, self } = this.#agent;
+    this.#release = release;
+    const { from, to } = this;
+    const fabric = this.#fabric;
     const { signal, timeoutMs, operation } = this.#request;
     if (signal?.aborted) {
-      this.#onAbort();
-      release();
+      this.#fail(this.#error("KV_TRANSFER_ABORTED", "was aborted by its signal", signal.reason));
+      this.#end();
       return;
     }
     signal?.addEventListener("abort", this.#onAbort);
     if (timeoutMs !== undefined) {
-      this.#timer = self.host.clock.setTimer(
+      this.#timers.timeout = from.host.clock.setTimer(
         () => this.abort("KV_TRANSFER_TIMEOUT", `did not end within ${timeoutMs} ms`),
         timeoutMs,
         { ref: true },
       );
     }
-    this.#copy = new PacedCopy({
-      fabric,
-      from: self,
-      to: this.#peer,
+    const rule = fabric.faults.decide({
       operation,
-      plan: this.#plan,
-      released: release,
-      failed: (error) => this.#fail(error),
-      landed: () => this.#landed(),
+      from: from.host.name,
+      fromAgent: from.name,
+      to: to.host,
+      toAgent: to.name,
+      lengthBytes: this.#plan.lengthBytes,
     });
-    this.#copy.start();
+    this.#rule = rule;
+    if (rule?.fault === "drop" || rule?.fault === "fail")
+      this.#stopsBefore = fabric.random.integer(this.#pieces);
+    fabric.transfers.add(this);
+    if (rule?.fault === "disconnect") fabric.disconnect(from.host.name, to.host, rule);
+    if (this.#state !== "active") return;
+    if (fabric.isCut(from.host.name, to.host)) this.lostPeer("the hosts are disconnected");
+    else if (!fabric.agents.has(to.incarnation)) this.lostPeer("the peer is gone");
+    else {
+      const { rangeMs, sharesBandwidth } = fabric.latency;
+      const delayMs =
+        fabric.drawLatencyMs() + rangeMs * this.#plan.mergedCount + delayOf(rule, "delay");
+      // Before it begins, a transfer leaves the link to others.
+      if (sharesBandwidth) this.#later("piece", delayMs, () => this.#schedulePiece(0));
+      else this.#schedulePiece(delayMs);
+    }
   }
 
+  /** Rejects `done`. Bytes may land until `released`. */
   abort(code: KvErrorCode, reason: string, cause?: unknown): void {
-    const { operation } = this.#request;
-    const subject = `${operation} of ${this.#plan.descriptorCount} descriptors with agent ${this.#peer.name}`;
-    this.#fail(new KvError(code, `${subject} ${reason}`, { cause }));
-    this.#copy?.abort();
+    this.#fail(this.#error(code, reason, cause));
+    this.#linger();
   }
 
   halt(): void {
-    this.#copy?.halt();
+    this.#release = () => {};
+    this.#end();
+  }
+
+  lostPeer(reason: string): void {
+    this.#timers.piece?.cancel();
+    if (!this.#fabric.reportsPeerDeath) return;
+    this.#fail(this.#peerLost(reason));
+    // Without the peer no byte can move, so nothing lingers.
+    this.#end();
+  }
+
+  #later(what: "piece" | "linger", delayMs: number, run: () => void): void {
+    this.#timers[what] = this.#fabric.clock.setTimer(run, delayMs, { ref: true });
+  }
+
+  #schedulePiece(delayMs: number): void {
+    const left = this.#plan.lengthBytes - this.#landedPieces * this.#pieceBytes;
+    const [here, there] = [this.from.host.name, this.to.host];
+    const [source, target] = this.#request.operation === "READ" ? [there, here] : [here, there];
+    const copyMs = this.#fabric.occupyLink(source, target, Math.min(this.#pieceBytes, left));
+    this.#later("piece", delayMs + copyMs, () => this.#onPiece());
+  }
+
+  #onPiece(): void {
+    if (this.#landedPieces >= this.#stopsBefore) {
+      if (this.#rule?.fault === "fail") this.#failAndLinger(this.#injectedFault(this.#rule));
+      return;
+    }
+    try {
+      this.#copyPiece();
+    } catch (error) {
+      this.#failAndLinger(KvError.from(error, "KV_TRANSFER_FAILED", "bytes could not be copied"));
+      return;
+    }
+    if (this.#landedPieces < this.#pieces) this.#schedulePiece(0);
+    else {
+      // `released` must resolve before `done`.
+      this.#end();
+      this.#landed();
+    }
+  }
+
+  #copyPiece(): void {
+    const peer = this.#fabric.agents.get(this.to.incarnation);
+    if (peer === undefined) throw this.#peerLost("the peer is gone");
+    const [source, target] =
+      this.#request.operation === "READ" ? [peer, this.from] : [this.from, peer];
+    this.#plan.copyNext(this.#pieceBytes, source.memories, target.memories);
+    this.#landedPieces += 1;
+  }
+
+  #failAndLinger(error: KvError): void {
+    this.#fail(error);
+    this.#linger();
+  }
+
+  #linger(): void {
+    if (this.#state !== "active") return;
+    this.#state = "lingering";
+    this.#later("linger", this.#fabric.latency.lingerMs, () => {
+      try {
+        const isCut = this.#fabric.isCut(this.from.host.name, this.to.host);
+        if (this.#landedPieces < this.#pieces && !isCut) this.#copyPiece();
+      } catch {
+        // The peer or its memory is gone.
+      }
+      this.#end();
+    });
+  }
+
+  #end(): void {
+    if (this.#state === "released") return;
+    this.#state = "released";
+    this.#timers.piece?.cancel();
+    this.#timers.linger?.cancel();
+    this.#fabric.transfers.delete(this);
+    this.#release();
   }
 
   #landed(): void {
-    if (!this.#markSettled()) return;
-    const { fabric, self, counters } = this.#agent;
-    const notification = this.#notification;
-    const error =
-      notification && fabric.post({ from: self, to: this.#peer, payload: notification });
-    if (error !== undefined) {
+    if (!this.#settles()) return;
+    const { from, to } = this;
+    const counters = this.#counters;
+    const payload = this.#notification;
+    try {
+      if (payload !== undefined) this.#fabric.post({ from, to, payload });
+    } catch (error) {
       counters.transfersFailed += 1;
       this.done.reject(error);
       return;
@@ -168,36 +275,55 @@ class ActiveTransfer {
     const { lengthBytes, descriptorCount, mergedCount } = this.#plan;
     counters.transfersDone += 1;
     counters.bytesTransferred += lengthBytes;
-    if (notification !== undefined) counters.notificationsSent += 1;
-    const transferMs = self.host.clock.now() - this.#startedMs;
+    if (payload !== undefined) counters.notificationsSent += 1;
+    const transferMs = from.host.clock.now() - this.#startedMs;
     this.done.resolve({ lengthBytes, descriptorCount, mergedCount, postMs: 0, transferMs });
   }
 
   #fail(error: KvError): void {
-    if (!this.#markSettled()) return;
-    this.#agent.counters.transfersFailed += 1;
+    if (!this.#settles()) return;
+    this.#counters.transfersFailed += 1;
     this.done.reject(error);
   }
 
-  /** Returns false when `done` is settled already. */
-  #markSettled(): boolean {
-    if (this.#settled) return false;
-    this.#settled = true;
-    this.#timer?.cancel();
+  #settles(): boolean {
+    if (this.#isSettled) return false;
+    this.#isSettled = true;
+    this.#timers.timeout?.cancel();
     this.#request.signal?.removeEventListener("abort", this.#onAbort);
     return true;
+  }
+
+  #error(code: KvErrorCode, reason: string, cause?: unknown): KvError {
+    const { operation } = this.#request;
+    const subject = `${operation} of ${this.#plan.descriptorCount} descriptors with agent ${this.to.name}`;
+    return new KvError(code, `${subject} ${reason}`, { cause });
+  }
+
+  #peerLost(reason: string): KvError {
+    const { name, host } = this.to;
+    return new KvError(
+      "KV_PEER_DISCONNECTED",
+      `${this.#request.operation} of ${this.#plan.lengthBytes} bytes by agent ${this.from.name}: ${name} on ${host} cannot be reached: ${reason}`,
+      { details: { peer: name, host } },
+    );
+  }
+
+  #injectedFault({ code = "KV_TRANSFER_FAILED" }: FaultRule): KvError {
+    return new KvError(
+      code,
+      `${this.#request.operation} of ${this.#plan.lengthBytes} bytes between agents ${this.from.name} and ${this.to.name} failed: an injected fault`,
+    );
   }
 }
 
 function requireValidOptions({ operation, timeoutMs, notification }: TransferRequest): void {
   if (operation !== "READ" && operation !== "WRITE")
     throw invalid(`operation ${String(operation)}`);
-  if (timeoutMs !== undefined && !(timeoutMs > 0 && timeoutMs < 2 ** 31)) {
+  if (timeoutMs !== undefined && !(timeoutMs > 0 && timeoutMs < 2 ** 31))
     throw invalid(`timeoutMs ${timeoutMs}`);
-  }
-  if (notification !== undefined && !(notification instanceof Uint8Array)) {
+  if (notification !== undefined && !(notification instanceof Uint8Array))
     throw invalid("the notification is not a Uint8Array");
-  }
 }
 
 function invalid(message: string): KvError {

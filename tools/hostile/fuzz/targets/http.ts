@@ -32,8 +32,8 @@ import {
   FirstEvent,
   StreamRules,
   streamedError,
-} from "../../../../packages/proxy/src/response/stream-rules.js";
-import { bytes, type FuzzTarget, json, parseJson } from "../target.js";
+} from "../../../../packages/proxy/src/response/answer-filter.js";
+import { bytes, type FuzzTarget, isObject, json, parseJson } from "../target.js";
 
 const ENDPOINTS = [
   "/v1/completions",
@@ -59,7 +59,6 @@ const remotePrefill = {
   kv_peer: { incarnation: "i", generation: 1 },
 };
 
-/** `kv_transfer_params` of a request to an instance. */
 export const transferParams: FuzzTarget = {
   seeds: [
     json(remotePrefill),
@@ -68,13 +67,11 @@ export const transferParams: FuzzTarget = {
   ],
   isJson: true,
   read(input) {
-    const parsed = parseJson(input);
-    const params = parsed?.value;
-    if (typeof params !== "object" || params === null || Array.isArray(params)) return;
-    const given = params as Record<string, unknown>;
-    checkRemotePrefillParams(given);
-    parseTransferParams(given);
-    parseTransferParams(given, "push");
+    const params = parseJson(input)?.value;
+    if (!isObject(params)) return;
+    checkRemotePrefillParams(params);
+    parseTransferParams(params);
+    parseTransferParams(params, "push");
   },
 };
 
@@ -110,10 +107,9 @@ function parsedBody(body: RequestBody): Record<string, unknown> {
 
 const utf8 = new TextDecoder("utf-8", { fatal: true });
 const SCAN_LIMITS = { bodyDepth: 100, bodyMembers: 100_000, bodyValues: 2_097_152 };
-/** Lengths of pieces and of long members that cut inputs of some bytes and of some KB. */
+/** They cut inputs of some bytes and of some KB. */
 const PIECE_BYTES = [1, 2, 3, 7, 16, 33, 64, 250, 1000, 4096];
 
-/** Parses in pieces; undefined for what is not JSON. */
 function inPieces(
   input: Uint8Array,
   pieceBytes: number,
@@ -126,20 +122,19 @@ function inPieces(
       if (done === true) return value;
     }
   } catch (error) {
-    // A TypeError: the bytes are not UTF-8.
+    // The bytes are not UTF-8.
     if (error instanceof SyntaxError || error instanceof TypeError) return undefined;
     throw error;
   }
 }
 
-/** A checksum, which chooses how an input is cut. */
 function checksum(input: Uint8Array): number {
   return input.reduce((sum, byte) => (Math.imul(sum, 31) + byte) >>> 0, input.length);
 }
 
 /**
  * Throws where the pieces give another value than `JSON.parse`, or refuse other texts. Returns one
- * way to cut the input; undefined for what is not JSON.
+ * way to cut the input.
  */
 function parsedBothWays(input: Uint8Array): ParsedPieces | undefined {
   let whole: { readonly value: unknown } | undefined;
@@ -149,7 +144,7 @@ function parsedBothWays(input: Uint8Array): ParsedPieces | undefined {
     whole = undefined;
   }
   const sum = checksum(input);
-  // A small input is cut in many ways, a large one in one.
+  // A large input is cut in one way.
   const ways = input.length < 1000 ? PIECE_BYTES.length : 1;
   let pieces: ParsedPieces | undefined;
   for (let way = 0; way < ways; way += 1) {
@@ -172,17 +167,12 @@ function parsedBothWays(input: Uint8Array): ParsedPieces | undefined {
   return pieces;
 }
 
-function isObject(value: unknown): boolean {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
-}
-
 /** The texts tell other orders of the members apart. */
 function isSame(one: unknown, other: unknown): boolean {
   return isDeepStrictEqual(one, other) && JSON.stringify(one) === JSON.stringify(other);
 }
 
-/** The legs of a request are JSON, with its prompt. */
-function checkLegs(request: GenerationRequest): void {
+function checkLegs(request: GenerationRequest) {
   const split = splitRequest(request, 16);
   let step = split.next();
   while (step.done !== true) step = split.next();
@@ -205,8 +195,8 @@ function checkLegs(request: GenerationRequest): void {
 }
 
 /**
- * Clients' bodies at the proxy: in pieces they are read as by `JSON.parse`, and what is accepted
- * gives legs whose bodies are JSON again.
+ * In pieces bodies are read as by `JSON.parse`, and what is accepted gives legs whose bodies are
+ * JSON again.
  */
 export const requestBody: FuzzTarget = {
   seeds: [
@@ -242,14 +232,15 @@ export const requestBody: FuzzTarget = {
     const pieces = parsedBothWays(input);
     const request = parseGenerationRequest(endpoint, input);
     checkLegs(request);
-    // As the body is read that is longer than the limit of one piece.
     if (pieces !== undefined) checkLegs({ ...request, text: pieces.text, long: pieces.long });
   },
 };
 
-/** Bodies at an instance of the demo. */
 export const instanceBody: FuzzTarget = {
-  seeds: [json({ ...completion, prompt: [1, 2, 3], n: 1, seed: 5, stop: [] }), json(chat)],
+  seeds: [
+    json({ ...completion, prompt: [1, 2, 3], n: 1, seed: 5, stop: [], logprobs: null }),
+    json(chat),
+  ],
   words: ["kv_transfer_params", "response_format", "logit_bias", "stop_token_ids", "content"],
   isJson: true,
   read(input) {
@@ -261,7 +252,6 @@ export const instanceBody: FuzzTarget = {
   },
 };
 
-/** Event streams of instances, in chunks of several sizes. */
 export const eventStream: FuzzTarget = {
   seeds: [
     bytes(': c\n\ndata: {"choices":[{"index":0,"text":"a"}]}\n\ndata: [DONE]\n\n'),
@@ -290,7 +280,6 @@ export const eventStream: FuzzTarget = {
   },
 };
 
-/** All that the proxy reads of a stream. */
 function readStream(chunks: readonly Buffer[]) {
   const frames = new EventFrames("latin1", 1 << 16);
   const events = [...chunks.flatMap((chunk) => frames.push(chunk)), ...frames.end()];

@@ -4,7 +4,7 @@ import { planDocument } from "./plan.js";
 import { handshake, kvEvents, leaseQuery, notifications } from "./wire.js";
 import { zmtp } from "./zmtp.js";
 
-/** The targets by name. A folder of `corpus` has the name of its target. */
+/** A folder of `corpus` has the name of its target. */
 export const TARGETS: Readonly<Record<string, FuzzTarget>> = {
   "event-stream": eventStream,
   handshake,

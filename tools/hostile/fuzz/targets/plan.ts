@@ -6,7 +6,6 @@ import { buildEngineTransferPlan } from "../../../../packages/plan/src/index.js"
 import { samplePair, sampleRank } from "../../../../packages/plan/src/sample-pair.test-support.js";
 import { type FuzzTarget, json, parseJson } from "../target.js";
 
-/** Plans as JSON, which `kv-plan` and other programs read. */
 export const planDocument: FuzzTarget = {
   seeds: [
     json(planToDocument(buildEngineTransferPlan(samplePair()))),

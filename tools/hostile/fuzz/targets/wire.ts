@@ -42,7 +42,6 @@ function framesOf(input: Uint8Array): Uint8Array[] {
 
 const recorded = (name: string) =>
   readFileSync(new URL(`../../../../packages/protocol/fixtures/wire/${name}`, import.meta.url));
-/** The first notification of a recording. */
 const notified = (name: string) =>
   Buffer.from(
     /"hex": "([0-9a-f]+)"/.exec(recorded(`${name}.notifs.jsonl`).toString())?.[1] ?? "",
@@ -57,11 +56,8 @@ const registration = (
   decodeNotification(pushed) as Extract<KvNotification, { kind: "push-registration" }>
 ).registration;
 
-/**
- * Calls readers one after another; the error of one does not hide the others. The first error is
- * thrown.
- */
-function readAll(...readers: (() => void)[]): void {
+/** The error of one reader does not hide the others. */
+function readAll(...readers: (() => void)[]) {
   const errors = readers.flatMap((read) => {
     try {
       read();
@@ -78,7 +74,6 @@ function readAll(...readers: (() => void)[]): void {
   if (first !== undefined) throw first;
 }
 
-/** Requests and replies of the side channel. */
 export const handshake: FuzzTarget = {
   seeds: [
     frame("req"),
@@ -104,7 +99,6 @@ export const handshake: FuzzTarget = {
   },
 };
 
-/** Notifications of agents. */
 export const notifications: FuzzTarget = {
   seeds: [
     bytes("cmpl-a-0-00000000:2"),
@@ -136,7 +130,6 @@ export const notifications: FuzzTarget = {
   },
 };
 
-/** The question whether P holds a request's blocks, and its answer. */
 export const leaseQuery: FuzzTarget = {
   seeds: [
     encodeMsgpack({ kv: "lease_check", engine_id: "p", request_id: "cmpl-a-0", generation: 3 }),
@@ -150,7 +143,6 @@ export const leaseQuery: FuzzTarget = {
 };
 
 const hash = Uint8Array.of(1, 2, 3, 4);
-/** Batches of an instance's KV events. */
 export const kvEvents: FuzzTarget = {
   seeds: [
     encodeMsgpack([

@@ -1,14 +1,16 @@
 import {
   curveClient,
+  curveKeyPair,
   curveKeysOf,
   curveServer,
 } from "../../../../packages/side-channel/src/zmtp/curve.js";
-import { curveKeyPair } from "../../../../packages/side-channel/src/zmtp/curve-box.js";
-import type { ZmtpMechanism } from "../../../../packages/side-channel/src/zmtp/mechanism.js";
-import { ZmtpSession } from "../../../../packages/side-channel/src/zmtp/session.js";
+import {
+  type ZmtpMechanism,
+  ZmtpSession,
+} from "../../../../packages/side-channel/src/zmtp/session.js";
 import { bytes, type FuzzTarget } from "../target.js";
 
-// The same random numbers each time, so that the recorded bytes of one side fit the other.
+// So that the recorded bytes of one side fit the other.
 const fixed = {
   keys: () => [KEYS],
   random: (count: number) => new Uint8Array(count).fill(7),
@@ -32,7 +34,6 @@ function req(isCurve: boolean): ZmtpSession {
   return new ZmtpSession({ socketType, peerTypes: ["ROUTER"], ...limits, mechanism });
 }
 
-/** What the session sends when it reads the bytes. */
 function answers(session: ZmtpSession, received: Uint8Array): Uint8Array {
   session.push(received);
   const sent: Uint8Array[] = [];
@@ -41,10 +42,7 @@ function answers(session: ZmtpSession, received: Uint8Array): Uint8Array {
   return Buffer.concat(sent);
 }
 
-/**
- * All that one side receives in a handshake and a message, after a byte that selects the side and
- * the mechanism.
- */
+/** What one side receives, after a byte that selects the side and the mechanism. */
 function seedsOf(isCurve: boolean): Uint8Array[] {
   const [server, client] = [router(isCurve), req(isCurve)];
   const toServer = [client.greeting];
@@ -64,7 +62,7 @@ function seedsOf(isCurve: boolean): Uint8Array[] {
   ];
 }
 
-/** Connections of the side channel, with NULL and with CURVE, as listener and as client. */
+/** As listener and as client. */
 export const zmtp: FuzzTarget = {
   seeds: [...seedsOf(false), ...seedsOf(true)],
   words: ["PING", "ERROR"],

@@ -5,13 +5,8 @@ import {
   type SeededRandom,
   virtualClock,
 } from "@kv/transport-memory";
-import { createSimEngine } from "../simulator/sim-engine.js";
-import type {
-  SimDevice,
-  SimDeviceAround,
-  SimEngine,
-  SimEngineOptions,
-} from "../simulator/sim-options.js";
+import { createSimEngine, type SimEngine } from "../simulator/sim-engine.js";
+import type { SimDevice, SimDeviceAround, SimEngineOptions } from "../simulator/sim-options.js";
 import type { Sabotage } from "./sabotage.js";
 
 type Counts = Readonly<Record<string, number>>;
@@ -36,16 +31,13 @@ export interface FaultEngineOrder
   readonly extra: Readonly<Record<string, unknown>>;
   readonly receiveDeadlineMs: number;
   readonly loadFailurePolicy: "fail" | "recompute";
-  readonly connector?: ConnectorModule;
+  readonly connector?: ConnectorModule | undefined;
 }
 
-/** What differs between runs in this process and over real transports. */
 export interface FaultFixture {
   readonly clock: Clock;
   start(order: FaultEngineOrder, random: SeededRandom): Promise<FaultEngine>;
-  /** With a virtual clock, advances it until the work is done. */
   settle<T>(work: Promise<T>): Promise<T>;
-  /** Waits until every lease of these engines has ended. */
   waitUntilIdle(engines: readonly FaultEngine[]): Promise<void>;
   countHeld(): Promise<Counts>;
   faultCounts(): Counts;
@@ -54,20 +46,18 @@ export interface FaultFixture {
 export interface MemoryFixtureOptions {
   readonly rules?: readonly FaultRule[];
   /**
-   * The producers speak only vLLM's protocol. A consumer then knows only from the time whether the
-   * blocks were kept. Parameters are used once, and a restarted producer has another engine id, as
-   * in vLLM.
+   * The producers speak only vLLM's protocol. Parameters are used once, and a restarted producer
+   * has another engine id, as in vLLM.
    */
   readonly plainProducers?: boolean;
   readonly sabotage?: Sabotage;
   readonly wrapTransport?: (transport: Transport) => Transport;
-  /** Returns the accelerator of an engine, or undefined for an engine without one. */
   readonly device?: (around: SimDeviceAround, random: SeededRandom) => SimDevice | undefined;
 }
 
 const REST_MS = 30_000;
 
-/** The memory transport in virtual time. The same seed gives the same run. */
+/** In virtual time: the same seed gives the same run. */
 export function memoryFixture(
   networkRandom: SeededRandom,
   { rules = [], plainProducers = false, sabotage, wrapTransport, device }: MemoryFixtureOptions,

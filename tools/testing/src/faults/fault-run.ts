@@ -1,10 +1,11 @@
-import type { ConnectorModule } from "@kv/interface";
+import type { ConnectorModule, KvTransferParams } from "@kv/interface";
 import { type SeededRandom, seededRandom } from "@kv/transport-memory";
-import { createFaultClient, type FaultTimes } from "./fault-client.js";
-import { deathsByRequests, deathsByTime } from "./fault-deaths.js";
+import { coordinatesOf } from "../simulator/sim-engine.js";
+import type { EngineRequest } from "../simulator/sim-options.js";
+import { DeathsByRequests } from "./deaths-by-requests.js";
 import { type FaultFixture, type MemoryFixtureOptions, memoryFixture } from "./fault-fixture.js";
 import { FAULT_RULES, LONG_MS, PLAIN_FAULT_RULES } from "./fault-rules.js";
-import { Seats, seat } from "./seats.js";
+import { idSuffix, Seats, seat } from "./seats.js";
 
 export interface FaultLoad extends Pick<MemoryFixtureOptions, "plainProducers"> {
   readonly seed: string;
@@ -12,40 +13,34 @@ export interface FaultLoad extends Pick<MemoryFixtureOptions, "plainProducers"> 
   readonly connector?: ConnectorModule;
   /** Fraction of requests whose two legs start at once. */
   readonly atOnce?: number;
-  /** Blocks of each engine: few, so that freed blocks are allocated again soon. */
+  /** Few, so that freed blocks are allocated again soon. */
   readonly numBlocks?: number;
   readonly layerwise?: boolean;
   readonly clients?: number;
-  readonly times?: FaultTimes;
-  /**
-   * An engine dies each time that clients have taken so many requests. Default: at times of the
-   * clock.
-   */
+  readonly times?: typeof TIMES;
+  /** An engine dies after so many more requests. Default: at times of the clock. */
   readonly deathEvery?: number;
 }
 
 export interface FaultRunOptions extends FaultLoad, MemoryFixtureOptions {}
 
-export interface FaultRunReport extends Pick<Seats, "violations" | "violationCount" | "outcomes"> {
-  readonly faults: Readonly<Record<string, number>>;
-  readonly kills: number;
-  readonly seconds: number;
-  /** What is still held after all requests ended, and after all engines are closed. */
-  readonly left: Readonly<Record<string, number>>;
-}
-
-const TIMES: FaultTimes = {
+const TIMES = {
   leaseMs: 6000,
   requestTimeoutMs: 15_000,
+  /**
+   * The request timeout, the time that a failed transfer can still write to memory, and a few
+   * steps.
+   */
   deadlineMs: 16_000,
+  /** Longer than a lease. */
   longMs: LONG_MS,
 };
 
 /**
- * Runs many requests through prefill and decode engines with different TP and block sizes, in
- * virtual time, with every kind of fault. The same seed gives exactly the same run.
+ * Engines with different TP and block sizes, in virtual time, with every kind of fault. The same
+ * seed gives the same run.
  */
-export function faultRun(options: FaultRunOptions): Promise<FaultRunReport> {
+export function faultRun(options: FaultRunOptions) {
   const { plainProducers = false, rules = plainProducers ? PLAIN_FAULT_RULES : FAULT_RULES } =
     options;
   const root = seededRandom(options.seed);
@@ -56,9 +51,9 @@ export async function faultRunOn(
   fixture: FaultFixture,
   load: FaultLoad,
   root: SeededRandom = seededRandom(load.seed),
-): Promise<FaultRunReport> {
-  const { requests, plainProducers = false, atOnce = 0, numBlocks = 96, layerwise = false } = load;
-  const { clients = 48, times = TIMES, connector } = load;
+) {
+  const { requests, plainProducers = false, numBlocks = 96, layerwise = false } = load;
+  const { clients = 48, times = TIMES, connector, deathEvery } = load;
   const { clock } = fixture;
   const startedMs = clock.now();
   const seats = new Seats(fixture, {
@@ -71,45 +66,37 @@ export async function faultRunOn(
       engine_ttl: 30,
       push_layerwise: layerwise,
     },
-    ...(connector === undefined ? {} : { connector }),
+    connector,
   });
   const prefills = [seat("p0", 1, 16, 7_000_000), seat("p1", 2, 16, -3_000_000)];
   const decodes = [seat("d0", 1), seat("d1", 2, 32, 11_111)];
   const all = [...prefills, ...decodes];
-  const deaths =
-    load.deathEvery === undefined ? deathsByTime(clock) : deathsByRequests(load.deathEvery);
-  const one = createFaultClient({
-    clock,
-    times,
-    seats,
-    prefills,
-    decodes,
-    atOnce,
-    plainProducers,
-  });
+  const deaths = deathEvery === undefined ? undefined : new DeathsByRequests(deathEvery);
+  const one = faultClient(load, seats, prefills, decodes);
   let kills = 0;
   let taken = 0;
 
-  async function client(random: SeededRandom): Promise<void> {
+  async function client(random: SeededRandom) {
     while (taken < requests) {
-      await deaths.mayTake(taken);
+      await deaths?.mayTake(taken);
       if (taken >= requests) return;
       taken += 1;
       seats.ended(await one(taken, random.fork(`request ${taken}`)));
     }
   }
 
-  async function reaper(random: SeededRandom): Promise<void> {
+  /** By the clock an engine dies every 2 to 10 s. */
+  async function reaper(random: SeededRandom) {
     while (taken < requests) {
-      await deaths.next(random);
-      if (deaths.ended) return;
+      await (deaths?.next() ?? seats.sleep(2000 + random.next() * 8000));
+      if (deaths?.ended) return;
       const place = all[random.integer(all.length)];
       if (place?.engine === undefined) continue;
       kills += 1;
       await seats.kill(place);
-      await deaths.mourn(random);
+      if (deaths === undefined) await seats.sleep(random.next() * 1500);
       await seats.start(place, random, plainProducers);
-      deaths.over();
+      deaths?.over();
     }
   }
 
@@ -118,17 +105,112 @@ export async function faultRunOn(
   const served = Promise.all(
     Array.from({ length: clients }, (_, i) => client(root.fork(`client ${i}`))),
   );
-  await fixture.settle(Promise.all([served.then(deaths.end), reaper(root.fork("reaper"))]));
+  await fixture.settle(
+    Promise.all([served.then(() => deaths?.end()), reaper(root.fork("reaper"))]),
+  );
+  /** After all requests ended, and after all engines are closed. */
   const left = await seats.close(all);
   const { violations, violationCount, outcomes } = seats;
   const seconds = Math.round((clock.now() - startedMs) / 1000);
-  return {
-    violations,
-    violationCount,
-    outcomes,
-    faults: fixture.faultCounts(),
-    kills,
-    seconds,
-    left,
-  };
+  const faults = fixture.faultCounts();
+  return { violations, violationCount, outcomes, faults, kills, seconds, left };
+}
+
+/** Aborts requests at any moment, retries them, and sends some twice. */
+function faultClient(
+  { atOnce = 0, plainProducers, times = TIMES }: FaultLoad,
+  seats: Seats,
+  prefills: Parameters<Seats["living"]>[0],
+  decodes: typeof prefills,
+) {
+  const { longMs, deadlineMs } = times;
+  const { clock, sleep } = seats;
+
+  async function one(n: number, random: SeededRandom): Promise<string> {
+    const request = { requestId: `r${n}`, prompt: n, numTokens: 1 + random.integer(80) };
+    const { engine: prefill } = await seats.living(prefills, random);
+    if (atOnce > 0 && random.next() < atOnce) return bothLegs(n, prefill, request, random);
+    const work = prefill.prefill(request);
+    const prefilled = await within(
+      work,
+      () => prefill.abort(request.requestId),
+      random.next() < 0.03 ? random.next() * 20 : 30_000,
+    );
+    if (prefilled !== "ok") return prefilled;
+    const params = await work;
+    await sleep(random.next() < 0.04 ? random.next() * longMs : random.next() * 20);
+    // A vLLM P frees the blocks with the first engine that has read them.
+    const at = plainProducers ? await seats.living(decodes, random) : undefined;
+    if (random.next() < 0.02) {
+      const [, outcome] = await Promise.all([
+        decode(request, params, `t${n}`, random, at),
+        decode(request, params, `d${n}`, random, at),
+      ]);
+      return outcome;
+    }
+    const outcome = await decode(request, params, `d${n}`, random, at);
+    if (random.next() < 0.5) return outcome;
+    await sleep(random.next() * 200);
+    const again = await decode(request, params, `u${n}`, random, at);
+    return outcome === "ok" ? outcome : again;
+  }
+
+  async function bothLegs(
+    n: number,
+    prefill: Awaited<ReturnType<Seats["living"]>>["engine"],
+    request: EngineRequest,
+    random: SeededRandom,
+  ): Promise<string> {
+    const prefillId = `cmpl-r${n}-0-${idSuffix(random)}`;
+    const decodeId = `cmpl-r${n}-0-${idSuffix(random)}`;
+    const abortMs = random.next() < 0.05 ? random.next() ** 2 * 4000 : 60_000;
+    const leadMs = random.next() < 0.3 ? random.next() * 50 : 0;
+    const prefillFirst = random.next() < 0.5;
+    const [outcome] = await Promise.all([
+      sleep(prefillFirst ? leadMs : 0).then(() =>
+        decode(request, coordinatesOf(prefill, `r${n}`), decodeId, random),
+      ),
+      sleep(prefillFirst ? 0 : leadMs).then(() =>
+        within(
+          prefill.prefill({ ...request, requestId: prefillId }),
+          () => prefill.abort(prefillId),
+          abortMs,
+        ),
+      ),
+    ]);
+    return outcome;
+  }
+
+  async function decode(
+    request: EngineRequest,
+    params: KvTransferParams,
+    requestId: string,
+    random: SeededRandom,
+    at?: Awaited<ReturnType<Seats["living"]>>,
+  ): Promise<string> {
+    const { engine, blockSize } = at ?? (await seats.living(decodes, random));
+    const hit = random.next() < 0.3 ? random.integer(4) * blockSize : 0;
+    const startedMs = clock.now();
+    const abortMs = random.next() < 0.06 ? random.next() ** 3 * 8000 : deadlineMs + 60_000;
+    const cachedTokens = Math.min(hit, request.numTokens);
+    const outcome = await within(
+      engine.decode({ ...request, requestId, params, cachedTokens }),
+      () => engine.abort(requestId),
+      abortMs,
+    );
+    const tookMs = clock.now() - startedMs;
+    // It may first have waited for blocks that others held.
+    if (tookMs > 3 * deadlineMs)
+      seats.violation(`request ${requestId} ended only after ${tookMs} ms`);
+    return outcome;
+  }
+
+  async function within(work: Promise<unknown>, abort: () => void, abortMs: number) {
+    const timer = clock.setTimer(abort, abortMs);
+    const outcome = await seats.outcomeOf(work);
+    timer.cancel();
+    return outcome;
+  }
+
+  return one;
 }

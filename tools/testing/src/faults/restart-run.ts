@@ -1,51 +1,38 @@
 import { type ConnectorModule, KvError } from "@kv/interface";
 import { type SeededRandom, seededRandom } from "@kv/transport-memory";
 import { coordinatesOf } from "../simulator/sim-engine.js";
-import { idSuffix } from "./fault-client.js";
-import { type FaultEngine, type FaultFixture, memoryFixture } from "./fault-fixture.js";
-import { type Seat, Seats, seat } from "./seats.js";
+import type { EngineRequest } from "../simulator/sim-options.js";
+import { type FaultFixture, memoryFixture } from "./fault-fixture.js";
+import { idSuffix, type Seat, Seats, seat } from "./seats.js";
 
 export interface RestartLoad {
   readonly seed: string;
   readonly restarts: number;
   readonly connector?: ConnectorModule;
   readonly atOnce?: number;
-  /** Lease of P: a heartbeat is a sixth of it. */
+  /** A heartbeat is a sixth of it. */
   readonly leaseMs?: number;
   readonly deadlineMs?: number;
 }
 
-export interface RestartReport extends Pick<Seats, "violations" | "outcomes"> {
-  readonly restarts: number;
-  /** From a new process's listening to the first request that succeeded. */
-  readonly firstSuccessMs: { readonly slowest: number; readonly median: number };
-  readonly heartbeatMs: number;
-  readonly left: Readonly<Record<string, number>>;
-}
-
 const CLIENTS = 4;
-/** A process dies at most so long after the first success at its predecessor's address. */
+/** At most, after the first success. */
 const LIFE_MS = 250;
-/** It starts again so long after its death, at most. */
+/** At most. */
 const DEATH_MS = 200;
 const RETRY_MS = 10;
 const GIVE_UP = 3;
 const NUM_BLOCKS = 1024;
 
-/** In virtual time on the memory transport. The same seed gives the same run. */
-export function restartRun(load: RestartLoad): Promise<RestartReport> {
+export function restartRun(load: RestartLoad) {
   return restartRunOn(memoryFixture(seededRandom(load.seed).fork("network"), {}), load);
 }
 
 /**
- * Kills P or D as SIGKILL does at random moments under load, and starts it again at its address:
- * half of the times with its engine id, and half with another, as vLLM (vllm-project/vllm#49238,
- * sgl-project/sglang#34289).
+ * Kills P or D at random moments under load, and starts it again at its address: half of the times
+ * with another engine id, as vLLM (vllm-project/vllm#49238, sgl-project/sglang#34289).
  */
-export async function restartRunOn(
-  fixture: FaultFixture,
-  load: RestartLoad,
-): Promise<RestartReport> {
+export async function restartRunOn(fixture: FaultFixture, load: RestartLoad) {
   const { restarts, connector, atOnce = 0, leaseMs = 6000, deadlineMs = 30_000 } = load;
   const heartbeatMs = Math.floor(leaseMs / 6);
   const { clock } = fixture;
@@ -54,7 +41,7 @@ export async function restartRunOn(
     numBlocks: NUM_BLOCKS,
     receiveDeadlineMs: deadlineMs,
     extra: { kv_lease_duration: leaseMs / 1000, request_timeout: deadlineMs / 2000 },
-    ...(connector === undefined ? {} : { connector }),
+    connector,
   });
   const { sleep } = seats;
   const [p, d] = [seat("p0", 2), seat("d0", 1)];
@@ -81,10 +68,7 @@ export async function restartRunOn(
     return outcome;
   }
 
-  async function bothLegs(
-    prompt: { readonly requestId: string; readonly prompt: number; readonly numTokens: number },
-    random: SeededRandom,
-  ): Promise<unknown> {
+  async function bothLegs(prompt: EngineRequest, random: SeededRandom): Promise<unknown> {
     const { requestId } = prompt;
     if (random.next() >= atOnce) {
       const params = await alive(p).prefill(prompt);
@@ -101,15 +85,14 @@ export async function restartRunOn(
     return decoded.value;
   }
 
-  function alive({ engine, hostName }: Seat): FaultEngine {
+  function alive({ engine, hostName }: Seat) {
     if (engine === undefined) throw new KvError("KV_PEER_DISCONNECTED", `${hostName} does not run`);
     return engine;
   }
 
-  async function client(random: SeededRandom): Promise<void> {
+  async function client(random: SeededRandom) {
     while (isRunning) {
-      // As a router that sees which servers run: without a D, P would keep what it computes for a
-      // lease.
+      // As a router that sees which servers run.
       const isUp = p.engine !== undefined && d.engine !== undefined;
       if (!isUp || (await request(random)) !== "ok") await sleep(RETRY_MS);
       await sleep(random.next() * RETRY_MS);
@@ -117,7 +100,7 @@ export async function restartRunOn(
   }
 
   const waits: number[] = [];
-  async function restartAll(random: SeededRandom): Promise<void> {
+  async function restartAll(random: SeededRandom) {
     for (let restart = 0; restart < restarts; restart++) {
       await sleep(random.next() * LIFE_MS);
       const place = random.next() < 0.5 ? p : d;
@@ -145,6 +128,7 @@ export async function restartRunOn(
   const left = await seats.close([p, d]);
   waits.sort((a, b) => a - b);
   const { violations, outcomes } = seats;
+  /** From a new process's listening to the first request that succeeded. */
   const firstSuccessMs = { slowest: waits.at(-1) ?? 0, median: waits[waits.length >> 1] ?? 0 };
   return { restarts: waits.length, violations, outcomes, firstSuccessMs, heartbeatMs, left };
 }

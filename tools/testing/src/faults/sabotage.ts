@@ -9,8 +9,7 @@ import {
 /**
  * Rules that a connector must keep, broken from outside: the fault run must detect each.
  * release-early: memory is free as soon as a transfer has failed. trust-stale: every lease reply
- * says that the producer holds the blocks. wrong-clock: a producer's clock is one hour slow, so
- * that no lease seems to end.
+ * says that P holds the blocks. wrong-clock: P's clock is one hour slow.
  */
 export type Sabotage = "release-early" | "trust-stale" | "wrong-clock";
 

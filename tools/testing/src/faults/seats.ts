@@ -1,55 +1,65 @@
-import { KvError } from "@kv/interface";
+import { type Clock, KvError } from "@kv/interface";
 import type { SeededRandom } from "@kv/transport-memory";
 import type { FaultEngine, FaultEngineOrder, FaultFixture } from "./fault-fixture.js";
 
-/** The place of an engine: its address, where one process follows another. */
-export interface Seat {
-  readonly hostName: string;
-  readonly tpSize: number;
-  readonly blockSize: number;
-  readonly skewMs: number;
-  starts: number;
-  engine: FaultEngine | undefined;
-}
+/** An address, where one process follows another. */
+export type Seat = ReturnType<typeof seat>;
 
-export const seat = (hostName: string, tpSize: number, blockSize = 16, skewMs = 0): Seat => ({
+export const seat = (hostName: string, tpSize: number, blockSize = 16, skewMs = 0) => ({
   hostName,
   tpSize,
   blockSize,
   skewMs,
   starts: 0,
-  engine: undefined,
+  engine: undefined as FaultEngine | undefined,
 });
 
 type Order = Pick<FaultEngineOrder, "numBlocks" | "receiveDeadlineMs" | "extra"> &
   Partial<FaultEngineOrder>;
 
-/** The engines of one run, and what their requests came to. */
+export function idSuffix(random: SeededRandom): string {
+  return random
+    .integer(2 ** 32)
+    .toString(16)
+    .padStart(8, "0");
+}
+
 export class Seats {
   readonly #fixture: FaultFixture;
   readonly #order: Order;
   readonly #startedMs: number;
+  readonly clock: Clock;
   readonly violations: string[] = [];
   violationCount = 0;
-  /** Requests by outcome: "ok", or the code of the error. */
   readonly outcomes: Record<string, number> = {};
 
   constructor(fixture: FaultFixture, order: Order) {
     this.#fixture = fixture;
     this.#order = order;
-    this.#startedMs = fixture.clock.now();
+    this.clock = fixture.clock;
+    this.#startedMs = this.clock.now();
   }
 
   readonly violation = (what: string): void => {
     this.violationCount += 1;
-    const atMs = this.#fixture.clock.now() - this.#startedMs;
+    const atMs = this.clock.now() - this.#startedMs;
     if (this.violations.length < 10) this.violations.push(`at ${atMs.toFixed(1)} ms: ${what}`);
   };
 
   readonly sleep = (ms: number) =>
-    new Promise<void>((resolve) => void this.#fixture.clock.setTimer(resolve, ms));
+    new Promise<void>((resolve) => void this.clock.setTimer(resolve, ms));
 
-  /** "ok", or the code of the error, which must have one. */
+  /** As a proxy knows the engines. Waits while none runs. */
+  async living(places: readonly Seat[], random: SeededRandom) {
+    for (;;) {
+      const up = places.flatMap(({ engine, blockSize }) => (engine ? { engine, blockSize } : []));
+      const one = up.length === 0 ? undefined : up[random.integer(up.length)];
+      if (one !== undefined) return one;
+      await this.sleep(100);
+    }
+  }
+
+  /** The error must have a code. */
   async outcomeOf(work: Promise<unknown>): Promise<string> {
     try {
       await work;
@@ -65,26 +75,23 @@ export class Seats {
     this.outcomes[outcome] = (this.outcomes[outcome] ?? 0) + 1;
   }
 
-  /** Half of the restarts keep the engine id, as an engine with a configured id does. */
   async start(place: Seat, random: SeededRandom, hasNewId = false): Promise<void> {
     place.starts += 1;
     const generation = !hasNewId && random.next() < 0.5 ? 0 : place.starts;
     const { hostName, tpSize, blockSize, skewMs } = place;
-    place.engine = await this.#fixture.start(
-      {
-        layerwise: false,
-        ...this.#order,
-        hostName,
-        tpSize,
-        blockSize,
-        skewMs,
-        violation: this.violation,
-        engineId: `${hostName}-${generation}`,
-        // When KV does not arrive, one decode engine computes it, and the others fail the request.
-        loadFailurePolicy: hostName === "d1" ? "recompute" : "fail",
-      },
-      random,
-    );
+    const order: FaultEngineOrder = {
+      layerwise: false,
+      ...this.#order,
+      hostName,
+      tpSize,
+      blockSize,
+      skewMs,
+      violation: this.violation,
+      engineId: `${hostName}-${generation}`,
+      // One decode engine computes what does not arrive.
+      loadFailurePolicy: hostName === "d1" ? "recompute" : "fail",
+    };
+    place.engine = await this.#fixture.start(order, random);
   }
 
   async kill(place: Seat): Promise<void> {
@@ -93,7 +100,6 @@ export class Seats {
     await engine?.kill();
   }
 
-  /** Closes the engines when they should hold nothing. Returns what was held, before and after. */
   async close(places: readonly Seat[]): Promise<Record<string, number>> {
     const left: Record<string, number> = {};
     const look = (where: string, counts: Readonly<Record<string, number>>) => {
@@ -101,7 +107,7 @@ export class Seats {
         if (count !== 0) left[where + name] = count;
     };
     const engines = places.flatMap(({ engine }) => engine ?? []);
-    // Blocks that an engine still keeps have a lease, and every lease ends.
+    // Every lease ends.
     await this.#fixture.waitUntilIdle(engines);
     for (const { engine, hostName } of places)
       look(`${hostName}.`, (await engine?.outstanding()) ?? {});

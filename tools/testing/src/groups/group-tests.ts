@@ -1,7 +1,11 @@
-import type { ConnectorModule } from "@kv/interface";
-import fc from "fast-check";
+import { playScene, type Scene, type SceneOptions } from "@kv/conformance/engine";
+import { createWorkerOutputAggregator, readTransferConfig, staged } from "@kv/connector";
+import type { ConnectorModule, KvCacheConfig } from "@kv/interface";
+import { memoryNetwork, memorySideChannel, sceneNetwork } from "@kv/transport-memory";
 import { expect, it } from "vitest";
-import { type GroupScene, groupScene, playGroupScene, readbackScene } from "./group-scene.js";
+import { engineIdentity } from "../engine-identity.js";
+import { manualClock } from "../manual-clock.js";
+import { simConfig } from "../simulator/sim-config.js";
 
 const FULL = { blockTokens: 16, windowTokens: undefined, layers: 1 } as const;
 const TP_SIZES: readonly [number, number][] = [
@@ -10,22 +14,20 @@ const TP_SIZES: readonly [number, number][] = [
   [1, 2],
 ];
 
+/** In virtual time, with host staging where a scene has it. */
+export const sceneOptions = (connector: ConnectorModule): SceneOptions => ({
+  connector,
+  createNetwork: sceneNetwork,
+  createWorkerOutputAggregator,
+  stage: (options) => staged(connector, options),
+});
+
 /** A second turn, which P reads back from D. */
 export function itReadsEveryGroupBack(connector: ConnectorModule): void {
-  const play = async (scene: GroupScene) => {
-    expect(await playGroupScene(scene, { connector, isPush: false })).toEqual([]);
-  };
-
-  it("a second turn is read back from groups of 16, 32 and 64 tokens per block, with prefix hits and preemption: every byte arrives", {
-    timeout: 3_600_000,
-  }, async () => {
-    await fc.assert(fc.asyncProperty(readbackScene, play), { numRuns: 20 });
-  });
-
   it.each(TP_SIZES)("the state after D's last token, and no other: TP %i → %i", async (...tp) => {
     const next = { outputTokens: 20, newTokens: 1, hitBlocks: 0 };
     const request = { numTokens: 70 };
-    await play({
+    const scene: Scene = {
       groups: [FULL, { ...FULL, isState: true }],
       requests: [
         { ...request, next },
@@ -34,30 +36,21 @@ export function itReadsEveryGroupBack(connector: ConnectorModule): void {
         { ...request, numTokens: 64, next: { ...next, hitBlocks: 2 } },
       ],
       tp,
-      decodeTimes: 1,
-      isStaged: [false, false],
       seed: 5,
-    });
+    };
+    expect(await playScene(scene, sceneOptions(connector))).toEqual([]);
   });
 }
 
-/** Groups with blocks and dtypes of their own. `isPush`: D may register before P has answered. */
+/** `isPush`: D may register before P has answered. */
 export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): void {
-  const played = (scene: Pick<GroupScene, "groups" | "requests" | "seed"> & Partial<GroupScene>) =>
-    playGroupScene(
-      { tp: [1, 1], decodeTimes: 1, isStaged: [false, false], ...scene },
-      { connector, isPush },
-    );
+  const played = ({ requests, ...scene }: Omit<Scene, "tp"> & Partial<Scene>) => {
+    const given = requests.map((each) => ({ ...each, isEarly: isPush && each.isEarly === true }));
+    return playScene({ tp: [1, 1], ...scene, requests: given }, sceneOptions(connector));
+  };
   const play = async (scene: Parameters<typeof played>[0]) => {
     expect(await played(scene)).toEqual([]);
   };
-
-  // `npm run test:long -- --only properties` plays 50 times as many scenes.
-  it("vllm#30358, #30419: groups of 16, 32 and 64 tokens per block, in random chunks, with prefix hits and staging: every byte arrives", {
-    timeout: 3_600_000,
-  }, async () => {
-    await fc.assert(fc.asyncProperty(groupScene, play), { numRuns: 20 });
-  });
 
   it.each([
     [false, false],
@@ -131,6 +124,33 @@ export function itMovesEveryGroup(connector: ConnectorModule, isPush: boolean): 
         tp,
         seed: 11,
       });
+    },
+  );
+
+  it.each([
+    ["all groups", true],
+    ["one group of two", false],
+  ])(
+    "a request that ends without blocks is not kept, where peers exchange %s",
+    async (_, enableKvTransfer) => {
+      const [group] = simConfig(16).groups;
+      const groups = [group, { ...group, enableKvTransfer }] as KvCacheConfig["groups"];
+      const scheduler = await connector.createScheduler({
+        config: readTransferConfig({ kv_connector: connector.name, kv_role: "kv_both" }),
+        engine: engineIdentity("e"),
+        cache: { ...simConfig(16), groups },
+        sideChannel: memorySideChannel({ network: memoryNetwork() }),
+        clock: manualClock(),
+      });
+      await scheduler.setHandshakeMetadata([]);
+      for (const reason of ["stopped", "length", "aborted", "error"] as const) {
+        const kvTransferParams = { do_remote_decode: true };
+        const request = { requestId: reason, numPromptTokens: 16, kvTransferParams };
+        scheduler.afterAllocation(request, [[1], [2]], 0);
+        expect(scheduler.requestFinished(request, [], reason)).toEqual({ keepBlocks: false });
+      }
+      expect(scheduler.outstanding()).toMatchObject({ running: 0, leases: 0 });
+      await scheduler.close();
     },
   );
 

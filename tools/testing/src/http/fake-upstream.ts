@@ -1,5 +1,5 @@
 import { createServer, type IncomingHttpHeaders, type ServerResponse } from "node:http";
-import type { AddressInfo } from "node:net";
+import { listening } from "./listening.js";
 
 export interface Seen {
   readonly method: string;
@@ -8,22 +8,15 @@ export interface Seen {
   readonly body: string;
   readonly json: Record<string, unknown>;
   readonly response: ServerResponse;
-  /** The connection was dropped before the answer was complete. */
   readonly dropped: Promise<void>;
 }
 
 export type Answer = (seen: Seen) => void | Promise<void>;
 
-export interface FakeUpstream {
-  readonly url: string;
-  readonly seen: readonly Seen[];
-  /** The n-th request (from 0), now or when it comes. */
-  request(index: number): Promise<Seen>;
-  close(): Promise<void>;
-}
+export type FakeUpstream = Awaited<ReturnType<typeof startUpstream>>;
 
 /** A real HTTP server on the loopback that keeps the requests. */
-export async function startUpstream(answer: Answer, port = 0): Promise<FakeUpstream> {
+export async function startUpstream(answer: Answer, port = 0) {
   const seen: Seen[] = [];
   const waiting = new Map<number, (seen: Seen) => void>();
   const server = createServer((request, response) => {
@@ -44,17 +37,12 @@ export async function startUpstream(answer: Answer, port = 0): Promise<FakeUpstr
       void answer(one);
     });
   });
-  await new Promise<void>((resolve) => server.listen(port, "127.0.0.1", resolve));
   return {
-    url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
-    seen,
-    request(index) {
-      const there = seen[index];
-      return there === undefined
-        ? new Promise((resolve) => waiting.set(index, resolve))
-        : Promise.resolve(there);
-    },
-    async close() {
+    url: `http://127.0.0.1:${await listening(server, port)}`,
+    seen: seen as readonly Seen[],
+    request: async (index: number): Promise<Seen> =>
+      seen[index] ?? new Promise((resolve) => waiting.set(index, resolve)),
+    async close(): Promise<void> {
       const closed = new Promise((resolve) => server.close(resolve));
       server.closeAllConnections();
       await closed;
@@ -62,7 +50,6 @@ export async function startUpstream(answer: Answer, port = 0): Promise<FakeUpstr
   };
 }
 
-/** The URL of a port without a listener. */
 export async function deadUrl(): Promise<string> {
   const upstream = await startUpstream(() => {});
   await upstream.close();
@@ -78,12 +65,11 @@ export function sendJson(response: ServerResponse, value: unknown, status = 200)
   response.end(body);
 }
 
-/** Parameters as vLLM 0.33 answers them; the integer is one that a double cannot hold. */
+/** The last integer is one that a double cannot hold. */
 export const KV_PARAMS_TEXT =
   '{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2]],"remote_engine_id":"e",' +
   '"remote_request_id":"r-0-ab","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,"generation":9007199254740993}';
 
-/** A P that does its part. */
 export const prefillOk: Answer = ({ response, path }) => {
   if (path === "/v1/models") return sendJson(response, MODELS);
   response.writeHead(200, { "content-type": "application/json" });
@@ -104,6 +90,5 @@ export function sendStream(response: ServerResponse, text: string): void {
   response.end(text);
 }
 
-/** A D that does its part, unstreamed. */
 export const decodeOk: Answer = ({ response, path }) =>
   sendJson(response, path === "/v1/models" ? MODELS : COMPLETION);

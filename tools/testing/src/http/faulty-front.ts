@@ -1,9 +1,8 @@
 import { startUpstream } from "./fake-upstream.js";
 
 /**
- * What a front end of one P and one D does wrong. `none`: it is a plain pull proxy. `decode-alone`:
- * it asks D only. `drops-params`: D does not get P's `kv_transfer_params` (kserve/kserve#5987).
- * `prefill-twice`: D gets the second answer of P.
+ * `none`: a plain pull proxy. `drops-params`: D does not get P's `kv_transfer_params`
+ * (kserve/kserve#5987). `prefill-twice`: D gets the second answer of P.
  */
 export type FrontFault = "none" | "decode-alone" | "drops-params" | "prefill-twice";
 

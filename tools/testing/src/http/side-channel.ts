@@ -21,28 +21,18 @@ const METADATA = decodeAgentMetadata(
     .payload.agentMetadataBytes,
 );
 
-export interface AnnouncedEngine {
+interface AnnouncedEngine {
   readonly engineId: string;
   readonly vllmVersion: string;
-  /** Default: pull. */
   readonly mode?: "pull" | "push" | undefined;
-  /** Default: that of the recorded server. */
   readonly blockSize?: number | undefined;
-  /** As this project's engines do. Default: true. */
   readonly announcesFactors?: boolean | undefined;
 }
 
-export interface FakeSideChannel {
-  readonly port: number;
-  readonly asked: number;
-  close(): Promise<void>;
-}
+export type FakeSideChannel = Awaited<ReturnType<typeof startSideChannel>>;
 
-/** A listener on the loopback that answers handshakes as an engine does. */
-export async function startSideChannel(
-  engine: () => AnnouncedEngine,
-  port = 0,
-): Promise<FakeSideChannel> {
+/** Answers handshakes as an engine does. */
+export async function startSideChannel(engine: () => AnnouncedEngine, port = 0) {
   let asked = 0;
   // A process has a NIXL agent of its own.
   const agentMetadata = new TextEncoder().encode(randomUUID());
@@ -78,7 +68,7 @@ export async function startSideChannel(
   };
 }
 
-/** The recorded caches in blocks of another size, of a backend whose blocks can be cut. */
+/** Of a backend whose blocks can be cut. */
 function blocksOf(blockSize: number) {
   const lengths = METADATA.blockLengthsBytes.map(
     (bytes) => (bytes * blockSize) / METADATA.blockSize,

@@ -9,13 +9,13 @@ import {
   newCapability,
 } from "@kv/protocol";
 
-/** What an attacker knows: everything but the parameters, keys and secrets of others. */
+/** Everything but the parameters, keys and secrets of others. */
 export interface Known {
-  /**
-   * Of another user's request, of which the attacker can observe or guess all but the capability.
-   */
+  /** The attacker can guess all but the capability. */
   readonly victim: KvTransferParams;
   readonly own: KvTransferParams;
+  /** That no P of the own request has. @default 99 */
+  readonly laterGeneration?: number;
   readonly rogue: { readonly host: string; readonly port: number };
   /** D, as a handshake shows it. */
   readonly decode: {
@@ -42,22 +42,22 @@ export const FORGED_PARAMS = {
     kv_peer: { ...(victim.kv_peer as object), capability: newCapability() },
   }),
   "no capability": ({ victim }: Known) => ({ ...victim, kv_peer: null }),
-  "own lease, own listener": ({ own, rogue }: Known) => ({
+  "own lease, own listener": ({ own, rogue, laterGeneration = 99 }: Known) => ({
     ...own,
     remote_host: rogue.host,
     remote_port: rogue.port,
-    remote_registration_generation: 99,
+    remote_registration_generation: laterGeneration,
   }),
-  "later registration": ({ own }: Known) => ({ ...own, remote_registration_generation: 99 }),
+  "later registration": ({ own, laterGeneration = 99 }: Known) => ({
+    ...own,
+    remote_registration_generation: laterGeneration,
+  }),
   "wrong size": ({ own }: Known) => ({ ...own, tp_size: 2 * Number(own.tp_size) }),
   "closed port": ({ own }: Known) => ({ ...own, remote_port: 9 }),
   "other engine": ({ own }: Known) => ({ ...own, remote_engine_id: "q" }),
 } as const;
 
-/**
- * These poison D's prefix cache where no key is required, as `SECURITY.md` says: nothing in them
- * can be checked.
- */
+/** They poison D's prefix cache where no key is required: see `SECURITY.md`. */
 export const POISONING_PARAMS = {
   "own listener without a process": ({ own, rogue }: Known) => ({
     ...own,
@@ -67,10 +67,7 @@ export const POISONING_PARAMS = {
   }),
 } as const;
 
-/**
- * A client that may use P and D and forges nothing gives D the parameters of its own prompt with
- * another prompt: the difference to its own.
- */
+/** A client gives D the parameters of its own prompt with another prompt. */
 export const OTHER_PROMPTS = {
   "the victim's prompt": ({ prompt }: VictimsPrompt) => ({ prompt }),
   "the victim's longer prompt": ({ prompt, numTokens }: VictimsPrompt) => ({
@@ -95,7 +92,6 @@ interface VictimsPrompt {
   readonly numTokens: number;
 }
 
-/** Messages that a stranger sends to P's agent. */
 export const FORGED_FOR_PREFILL = {
   done: ({ victim }: Known) =>
     encodeNotification({ kind: "done", requestId: String(victim.remote_request_id), readers: 1 }),
@@ -114,7 +110,6 @@ export const FORGED_FOR_PREFILL = {
   "empty registration": (known: Known) => encodeWithdrawal(...registrationOf(known, [])),
 } as const;
 
-/** Messages that a stranger sends to D's agent, under P's name. */
 export const FORGED_FOR_DECODE = {
   done: ({ decodeRequestId }: Known) =>
     encodeNotification({ kind: "done", requestId: decodeRequestId, readers: 1 }),
@@ -135,7 +130,6 @@ function capabilityOf({ kv_peer }: KvTransferParams): string {
   return (kv_peer as { capability: string }).capability;
 }
 
-/** Retires all of D's registrations, with the attacker's capability. */
 function registrationOf(
   { victim, own, decode, decodeRequestId }: Known,
   localBlockIds: readonly (readonly number[])[],

@@ -1,23 +1,20 @@
 import type { Notification, Transport } from "@kv/interface";
 
-/** A transport whose agents get forged notifications besides the real ones. */
-export interface InjectableTransport {
-  wrap(transport: Transport): Transport;
-  /** To every agent, as from each agent that it knows, and from an unknown one. */
-  inject(payload: Uint8Array): void;
-}
-
-/** `rewrite` changes each payload on its way: so a test takes out a check of the receiver. */
+/**
+ * Agents get forged notifications besides the real ones. `rewrite` changes each payload on its way:
+ * so a test takes out a check of the receiver.
+ */
 export function injectableTransport(
   rewrite: (payload: Uint8Array) => Uint8Array = (payload) => payload,
   sent: (payload: Uint8Array) => void = () => {},
-): InjectableTransport {
+) {
   const inboxes: ((payload: Uint8Array) => void)[] = [];
   return {
-    inject(payload) {
+    /** As from each agent that the receiver knows, and from an unknown one. */
+    inject(payload: Uint8Array): void {
       for (const inbox of inboxes) inbox(payload);
     },
-    wrap: (transport) => ({
+    wrap: (transport: Transport): Transport => ({
       ...transport,
       async createAgent(options) {
         const agent = await transport.createAgent(options);

@@ -15,12 +15,11 @@ import {
 import { injectableTransport } from "./injectable-transport.js";
 import { believing, copying, type TakenOut, withProof } from "./taken-out.js";
 
-/** A user's request: it is prefilled at `atMs`, and decoded `waitMs` after that. */
 interface HonestRequest {
   readonly atMs: number;
   readonly waitMs: number;
   readonly numTokens: number;
-  /** Both legs start at once, under an id that nobody can guess. Push only. */
+  /** Under an id that nobody can guess. Push only. */
   readonly atOnce: boolean;
 }
 
@@ -29,11 +28,10 @@ interface Attack {
   /** `TABLE: NAME` of the tables of `attacks.ts`. */
   readonly move: string;
   readonly victim: number;
-  /** The attacker's listener says that it is P's process, where it can. */
   readonly copies: boolean;
 }
 
-/** Users and attackers at one P and one D, of these tensor-parallel sizes. */
+/** Users and attackers at one P and one D. */
 export interface Scene {
   readonly seed: number;
   readonly prefillTp: number;
@@ -44,7 +42,6 @@ export interface Scene {
 
 export interface SceneOptions {
   readonly connector?: ConnectorModule;
-  /** Of P and D. The attackers do not have it. */
   readonly keyFile?: string;
   readonly takenOut?: TakenOut;
 }
@@ -61,7 +58,6 @@ const MOVES = Object.entries(TABLES).flatMap(([table, moves]) =>
   Object.keys(moves).map((name) => `${table}: ${name}`),
 );
 
-/** `atOnce`: some users send both legs at once, for push. */
 export function sceneArbitrary({ atOnce = false } = {}): fc.Arbitrary<Scene> {
   return fc.record({
     seed: fc.nat(),
@@ -92,10 +88,10 @@ export function sceneArbitrary({ atOnce = false } = {}): fc.Arbitrary<Scene> {
 const END_MS = 120_000;
 
 /**
- * Plays a scene in virtual time. Returns what must not happen: a user's request that does not end
- * well, bytes of another prompt in D's blocks, KV of a stranger's listener that D may put into its
- * prefix cache, and metadata for a stranger without the key. Without a key, the bytes of attackers'
- * own requests that `POISONING_PARAMS` or a copy of P's process brought in are excluded.
+ * Returns what must not happen: a user's request that does not end well, bytes of another prompt in
+ * D's blocks, KV of a stranger's listener that D may cache, and metadata for a stranger without the
+ * key. Without a key, the bytes of attackers' own requests that `POISONING_PARAMS` or a copy of P's
+ * process brought in are excluded.
  */
 export async function playScene(
   scene: Scene,
@@ -106,7 +102,7 @@ export async function playScene(
   const { clock, network, sleep, ...play } = createScenario({ connector, random });
   const found: string[] = [];
   const poisoned = new Set<string>();
-  /** Requests whose parameters lead to a listener that names no process. */
+  /** Their parameters lead to a listener that names no process. */
   const plainRequests = new Set<string>();
   const users = new Set<string>();
   const capabilities = new Map<string, string>();
@@ -191,7 +187,7 @@ export async function playScene(
     if (outcome !== "ok") found.push(`the request of user ${n} ended with ${outcome}`);
   }
 
-  async function attack({ atMs, move, victim, copies }: Attack, n: number): Promise<void> {
+  async function attack({ atMs, move, victim, copies }: Attack, n: number) {
     await sleep(atMs);
     const [table, name] = move.split(": ") as [keyof typeof TABLES, string];
     const of = params.get(victim % scene.requests.length);
@@ -247,7 +243,7 @@ export async function playScene(
     found.push(`something did not end: ${String(error)}`);
   });
   await ofStranger.close();
-  // A stranger's engine may hold a registration that D sent to it, until its time is up.
+  // A stranger's engine may hold a registration of D until its time is up.
   const isStrangers = (what: string) => /^(rogue|copy): /.test(what);
   for (const what of await play.close(END_MS))
     if (!isStrangers(what) && ![...poisoned].some((id) => what.includes(`request ${id} `)))

@@ -12,14 +12,14 @@ import {
 } from "@kv/protocol";
 
 /**
- * A check that a scene takes out from outside, so that it must find a violation. process: D
- * believes that whatever answers is the named process. blocks: D believes that P holds what D has
- * read. capability, secret: each message to P, or notice to D, has the right one. prompt: all
- * prompts have equal tokens.
+ * What a scene takes out, so that it must find a violation. process: D believes that whatever
+ * answers is the named process. blocks: D believes that P holds what D has read. capability,
+ * secret: each message to P, or notice to D, has the right one. prompt: all prompts have equal
+ * tokens.
  */
 export type TakenOut = "process" | "blocks" | "capability" | "secret" | "prompt";
 
-/** Replies to handshakes name `incarnation`, and lease replies say that the blocks are held. */
+/** Lease replies say that the blocks are held. */
 export function believing(
   sideChannel: SideChannel,
   incarnation: () => string,
@@ -61,7 +61,6 @@ export function copying(sideChannel: SideChannel, incarnation: () => string): Si
   };
 }
 
-/** A handshake's reply with another process in it. */
 function naming(
   request: readonly Uint8Array[],
   reply: readonly Uint8Array[],
@@ -81,7 +80,7 @@ function naming(
   ];
 }
 
-/** Puts the right proofs into messages. `proofOf` knows them by the id of the request. */
+/** `proofOf` knows the right proof by the id of the request. */
 export function withProof(
   payload: Uint8Array,
   field: "capability" | "secret",

@@ -1,14 +1,16 @@
 import { existsSync } from "node:fs";
-import { fileURLToPath } from "node:url";
+import { join } from "node:path";
 
 /** A fake `libnixl_capi.so`, which the addon's build creates; see `native/fake`. */
 export const FAKE_NIXL =
   process.env.KV_FAKE_NIXL ??
-  fileURLToPath(new URL("../../../../native/build/libfake_nixl_capi.so", import.meta.url));
+  join(import.meta.dirname, "../../../../native/build/libfake_nixl_capi.so");
 
-/** Why tests with the fake cannot run. With CI=true the reason is an error. */
-export const fakeMissing: string | undefined = existsSync(FAKE_NIXL)
-  ? undefined
-  : "run: node native/build.mjs";
-if (fakeMissing !== undefined && process.env.CI === "true")
-  throw new Error(`${FAKE_NIXL} is missing; ${fakeMissing}`);
+export const fakeMissing = unbuilt(FAKE_NIXL);
+
+/** Why tests with a file of the addon's build cannot run. With CI=true the reason is an error. */
+export function unbuilt(file: string): string | undefined {
+  if (existsSync(file)) return undefined;
+  if (process.env.CI === "true") throw new Error(`${file} is missing; run: node native/build.mjs`);
+  return "run: node native/build.mjs";
+}

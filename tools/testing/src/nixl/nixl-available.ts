@@ -1,6 +1,6 @@
 import { findLibrary, nixlTransport } from "@kv/nixl";
 
-/** Why tests with real NIXL cannot run here. With CI=true the reason is an error. */
+/** With CI=true the reason is an error. */
 export const nixlMissing: string | undefined = await reason();
 
 async function reason(): Promise<string | undefined> {

@@ -33,17 +33,15 @@ function announcing(connector: ConnectorModule, change: Partial<AgentMetadata>):
   };
 }
 
-/** A producer with a parallelism or a cache that no engine of this project has. */
+/** A producer that no engine of this project is. */
 export function itReadsAnnouncedMetadata(connector: ConnectorModule): void {
   it("a producer with prefill context parallelism serves a D, as in vLLM 0.33", async () => {
     const play = createScenario({ connector });
-    const p = await play.engine("p", {
+    const { p, d } = await play.pair({
       connector: announcing(connector, { pcpSize: 2 }),
       tpSize: 2,
     });
-    const d = await play.engine("d");
-    expect(await play.handedOver(p, d)).toBe("ok");
-    await play.end();
+    await play.serves(p, d);
   });
 
   it("a state that is replicated on every rank (ple_block_len) is refused at the handshake, with the model's name", async () => {
@@ -55,6 +53,5 @@ export function itReadsAnnouncedMetadata(connector: ConnectorModule): void {
     expect(JSON.stringify(play.logged("d", "receive-failed"))).toMatch(
       /model sim-ple: engine p has a state .*ple_block_len/,
     );
-    await play.end();
   });
 }

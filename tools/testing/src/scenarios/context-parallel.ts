@@ -4,7 +4,6 @@ import { createScenario, prompt } from "./scenario.js";
 
 const MLA = { kind: "mla", numKvHeads: 1 } as const;
 
-/** Tensor-parallel and decode-context-parallel size of each side. */
 const SIZES: readonly (readonly [p: [tp: number, dcp: number], d: [tp: number, dcp: number]])[] = [
   [
     [1, 1],
@@ -44,14 +43,15 @@ const SIZES: readonly (readonly [p: [tp: number, dcp: number], d: [tp: number, d
   ],
 ];
 
-/** The ranks of one side, or of both, share each sequence. */
 export function itSharesSequences(connector: ConnectorModule): void {
   describe.each(SIZES)("P with TP and DCP %j, D with %j", ([pTp, pDcp], [dTp, dDcp]) => {
     it("each rank gets its blocks of the sequence, also behind a prefix hit, and P frees its own", async () => {
       const play = createScenario({ connector });
-      const p = await play.engine("p", { ...MLA, tpSize: pTp, dcpSize: pDcp });
-      const d = await play.engine("d", { ...MLA, tpSize: dTp, dcpSize: dDcp });
-      // From one block, which most ranks have no part of, to nine and a part.
+      const { p, d } = await play.pair(
+        { ...MLA, tpSize: pTp, dcpSize: pDcp },
+        { ...MLA, tpSize: dTp, dcpSize: dDcp },
+      );
+      // Most ranks have no part of one block.
       for (const [n, numTokens] of [5, 16, 33, 40, 150].entries()) {
         for (const cached of [0, 1, 2]) {
           const cachedTokens = cached * 16 * dDcp;
@@ -59,32 +59,30 @@ export function itSharesSequences(connector: ConnectorModule): void {
           const request = prompt(10 * n + cached, numTokens);
           const params = await play.clock.settle(p.prefill(request));
           expect(params).toMatchObject({ tp_size: pTp, dcp_size: pDcp });
-          expect(await play.outcome(d.decode({ ...request, params, cachedTokens }))).toBe("ok");
+          await play.ends(d.decode({ ...request, params, cachedTokens }));
         }
       }
       await play.clock.advance(50);
       expect(p.outstanding().kept).toBe(0);
-      await play.end();
     });
   });
 
   it("P's groups of ranks are smaller than its engine, and D's are finer: refused, because a rank of P would not know all of its readers", async () => {
     const play = createScenario({ connector });
-    const p = await play.engine("p", { ...MLA, tpSize: 4, dcpSize: 2 });
-    const d = await play.engine("d", { ...MLA, tpSize: 4, dcpSize: 4 });
+    const { p, d } = await play.pair(
+      { ...MLA, tpSize: 4, dcpSize: 2 },
+      { ...MLA, tpSize: 4, dcpSize: 4 },
+    );
     expect(await play.handedOver(p, d)).toBe("KV_PLAN_UNSUPPORTED");
     await play.clock.advance(61_000);
-    await play.end();
   });
 
   it("parameters without P's dcp_size are refused", async () => {
     const play = createScenario({ connector });
-    const p = await play.engine("p", { ...MLA, tpSize: 2, dcpSize: 2 });
-    const d = await play.engine("d", MLA);
-    const { dcp_size: _, ...params } = await play.clock.settle(p.prefill(prompt(1)));
-    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("KV_PLAN_INCOMPATIBLE");
+    const { p, d } = await play.pair({ ...MLA, tpSize: 2, dcpSize: 2 }, MLA);
+    const { dcp_size: _, ...params } = await play.prefilled(p, 1);
+    await play.ends(d.decode({ ...prompt(1), params }), "KV_PLAN_INCOMPATIBLE");
     await play.clock.advance(61_000);
-    await play.end();
   });
 
   it.each([

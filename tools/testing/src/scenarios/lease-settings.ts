@@ -1,9 +1,9 @@
 import type { ConnectorModule } from "@kv/interface";
 import type { FaultRule } from "@kv/transport-memory";
 import { expect, it } from "vitest";
-import { createScenario, prompt } from "./scenario.js";
+import { createScenario } from "./scenario.js";
 
-/** A rule for D's heartbeats in vLLM's form. `isLost` gets the number of each, from 1. */
+/** Heartbeats in vLLM's form. `isLost` gets the number of each, from 1. */
 export function heartbeats(isLost: (n: number) => boolean = () => false): {
   rule: FaultRule;
   sent(): number;
@@ -24,8 +24,8 @@ export function itKeepsLeasesOfSixSeconds(connector: ConnectorModule): void {
   it("kv_lease_duration of P is the lease, and a heartbeat extends it by two thirds from its arrival", async () => {
     const play = createScenario({ connector });
     const p = await play.engine("p", { extra: { kv_lease_duration: 6 } });
-    const params = await play.clock.settle(p.prefill(prompt(1)));
-    await play.clock.settle(p.prefill(prompt(2)));
+    const params = await play.prefilled(p, 1);
+    await play.prefilled(p, 2);
     const d = await play.stranger("d", params);
     await play.clock.advance(5000);
     const heartbeat = `HB:${String(params.remote_request_id)}`;
@@ -40,6 +40,5 @@ export function itKeepsLeasesOfSixSeconds(connector: ConnectorModule): void {
       expect(p.outstanding().kept).toBe(kept);
     }
     await d.close();
-    await play.end();
   });
 }

@@ -10,7 +10,6 @@ export interface MatrixCase {
   readonly blocks: readonly [prefill: number, decode: number];
   readonly heads: number;
   readonly kind?: KvCacheKind;
-  /** P's blocks are HND and D's NHD. */
   readonly fromHndToNhd?: boolean;
   readonly permutesLocalKv?: boolean;
 }
@@ -20,14 +19,11 @@ export interface MatrixPair {
   readonly decode: SimEngine;
   readonly random: SeededRandom;
   sleep(ms: number): Promise<void>;
-  /** Tokens of the n-th request that D already has: none, one block, two blocks, or all. */
+  /** None, one block, two blocks, or all. */
   cachedTokens(n: number, numTokens: number): number;
 }
 
-/**
- * Runs requests at once in virtual time. Expects that nothing is held one second later, long before
- * a lease would end.
- */
+/** Nothing is held one second later, long before a lease would end. */
 export async function expectAllArrive(
   { p, stages = 1, d, blocks, heads, kind, fromHndToNhd = false, permutesLocalKv }: MatrixCase,
   options: {

@@ -3,7 +3,6 @@ import type { ConnectorModule } from "@kv/interface";
 import { memoryNetwork, seededRandom, virtualClock } from "@kv/transport-memory";
 import { createSimSides } from "../simulator/sim-sides.js";
 
-/** For the conformance suite: two engines in virtual time. Pull by default. */
 export async function memoryPair(options: {
   readonly tpSize: number;
   readonly connector?: ConnectorModule;

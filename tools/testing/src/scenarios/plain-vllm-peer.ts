@@ -5,7 +5,7 @@ import {
   encodeHandshakePayload,
 } from "@kv/protocol";
 
-/** Answers only handshakes, without the fields that only our peers understand, as vLLM does. */
+/** As vLLM: only handshakes, without our own fields. */
 export function plainSideChannel(sideChannel: SideChannel): SideChannel {
   return {
     ...sideChannel,

@@ -1,23 +1,15 @@
 import type { ConnectorModule, KvTransferParams } from "@kv/interface";
 import { describe, expect, it } from "vitest";
 import { isLongRun } from "../long-run.js";
-import { createScenario, prompt } from "./scenario.js";
+import { createScenario, prompt, started } from "./scenario.js";
 
-/**
- * As soon as P frees the blocks of its only prompt they are poisoned, and the next one takes them.
- */
+/** Freed blocks are poisoned at once, and the next prompt takes them. */
 const ONE_PROMPT = { numBlocks: 3 };
 
-/** A vLLM P that pushes finds its own request by this id of D, without the last digits. */
+/** A vLLM P that pushes compares all but the last digits. */
 const idOf = (n: number) => `r1-0000000${n}`;
 
-function handled<T>(work: Promise<T>): Promise<T> {
-  work.catch(() => {});
-  return work;
-}
-
 /**
- * A reference of a P (its `kv_transfer_params`) is used more than once at one D.
  * `sharesReferences`: requests that D has seen together all get their KV (pull); else the first
  * alone does, and the others are refused at once (push).
  */
@@ -31,7 +23,7 @@ export function describeReferenceReuse(
     [1, 2],
   ].flatMap(([prefillTp = 1, decodeTp = 1], at) =>
     [true, false].flatMap((plain) =>
-      // In the short form each size has both kinds of P, with other hits than the size before it.
+      // In the short form each size has both kinds of P.
       [0, 16]
         .filter((cachedTokens) => isLongRun || (cachedTokens === 0) === (plain === (at % 2 === 0)))
         .map((cachedTokens) => ({ prefillTp, decodeTp, plain, cachedTokens })),
@@ -43,14 +35,15 @@ export function describeReferenceReuse(
       const { prefillTp, decodeTp, plain, cachedTokens } = each;
       async function start(decode = {}) {
         const play = createScenario({ connector });
-        const p = await play.engine("p", { tpSize: prefillTp, plain, ...ONE_PROMPT });
-        const d = await play.engine("d", { tpSize: decodeTp, ...decode });
-        const params = await play.clock.settle(p.prefill(prompt(1)));
+        const { p, d } = await play.pair(
+          { tpSize: prefillTp, plain, ...ONE_PROMPT },
+          { tpSize: decodeTp, ...decode },
+        );
+        const params = await play.prefilled(p, 1);
         const use = (n: number, hit = cachedTokens) =>
-          handled(d.decode({ ...prompt(1), requestId: idOf(n), params, cachedTokens: hit }));
-        /** P computes other prompts, in the same blocks. */
+          started(d.decode({ ...prompt(1), requestId: idOf(n), params, cachedTokens: hit }));
         const useBlocksAnew = async () => {
-          for (const n of [2, 3]) expect(await play.handedOver(p, d, n)).toBe("ok");
+          for (const n of [2, 3]) await play.serves(p, d, n);
         };
         return { play, p, d, params, use, useBlocksAnew };
       }
@@ -58,14 +51,13 @@ export function describeReferenceReuse(
 
       it("vllm#52234: is refused at once after it was used, also when P has given the blocks to another prompt", async () => {
         const { play, use, useBlocksAnew } = await start();
-        expect(await play.outcome(use(1))).toBe("ok");
-        expect(await play.outcome(use(2))).toBe("KV_REFERENCE_USED");
+        await play.ends(use(1));
+        await play.ends(use(2), "KV_REFERENCE_USED");
         await useBlocksAnew();
         const startedMs = play.clock.now();
         for (const [n, hit] of [0, 16, 40].entries())
-          expect(await play.outcome(use(3 + n, hit))).toBe("KV_REFERENCE_USED");
+          await play.ends(use(3 + n, hit), "KV_REFERENCE_USED");
         expect(play.clock.now() - startedMs).toBeLessThan(100);
-        await play.end();
       });
 
       it.each([1, 2])(
@@ -77,14 +69,13 @@ export function describeReferenceReuse(
           ]);
           const [first, second, third] = [use(1), use(2), use(3)];
           const next = p.prefill(prompt(2));
-          expect(await play.outcome(first)).toBe("ok");
+          await play.ends(first);
           expect([await play.outcome(second), await play.outcome(third)]).toEqual([others, others]);
-          expect(await play.outcome(use(4))).toBe("KV_REFERENCE_USED");
+          await play.ends(use(4), "KV_REFERENCE_USED");
           // P's blocks are freed with the last reader, long before the lease ends.
           const params = await play.clock.settle(next);
           expect(play.clock.now()).toBeLessThan(1500);
-          expect(await play.outcome(d.decode({ ...prompt(2), params }))).toBe("ok");
-          await play.end();
+          await play.ends(d.decode({ ...prompt(2), params }));
         },
       );
 
@@ -92,12 +83,9 @@ export function describeReferenceReuse(
         const { play, p, d, use } = await start(ONE_PROMPT);
         const next = p.prefill(prompt(2));
         const [first, second] = [use(1), use(2)];
-        expect(await play.outcome(first)).toBe("ok");
-        expect(await play.outcome(second)).toBe(others);
-        expect(
-          await play.outcome(d.decode({ ...prompt(2), params: await play.clock.settle(next) })),
-        ).toBe("ok");
-        await play.end();
+        await play.ends(first);
+        await play.ends(second, others);
+        await play.ends(d.decode({ ...prompt(2), params: await play.clock.settle(next) }));
       });
 
       it("vllm#52234: is refused after an abort, before and during the transfer, and P frees its blocks", async () => {
@@ -111,19 +99,17 @@ export function describeReferenceReuse(
           // A vLLM P that pushes is not told.
           if (sharesReferences || !plain) expect(p.outstanding().kept).toBe(0);
           await useBlocksAnew();
-          expect(await play.outcome(use(2))).toBe("KV_REFERENCE_USED");
-          await play.end();
+          await play.ends(use(2), "KV_REFERENCE_USED");
         }
       });
 
       it("vllm#52234: is refused after a full prefix hit, where nothing was read", async () => {
         const { play, use, useBlocksAnew } = await start();
-        expect(await play.outcome(use(1, 40))).toBe("ok");
+        await play.ends(use(1, 40));
         await play.clock.advance(1000);
-        expect(await play.outcome(use(2, 0))).toBe("KV_REFERENCE_USED");
+        await play.ends(use(2, 0), "KV_REFERENCE_USED");
         await useBlocksAnew();
-        expect(await play.outcome(use(3, 0))).toBe("KV_REFERENCE_USED");
-        await play.end();
+        await play.ends(use(3, 0), "KV_REFERENCE_USED");
       });
 
       it("vllm#43509: is not released by an abort or a refusal while another request reads it", async () => {
@@ -132,21 +118,18 @@ export function describeReferenceReuse(
         const next = p.prefill(prompt(2));
         const first = use(1);
         void use(2);
-        const refused = handled(d.decode({ ...prompt(1, 8), requestId: idOf(3), params }));
+        const refused = started(d.decode({ ...prompt(1, 8), requestId: idOf(3), params }));
         await play.clock.advance(50);
         d.abort(idOf(2));
-        expect(await play.outcome(first)).toBe("ok");
-        expect(await play.outcome(refused)).toBe("KV_REQUEST_INVALID");
+        await play.ends(first);
+        await play.ends(refused, "KV_REQUEST_INVALID");
         play.network.setFaults([]);
-        expect(
-          await play.outcome(d.decode({ ...prompt(2), params: await play.clock.settle(next) })),
-        ).toBe("ok");
-        await play.end();
+        await play.ends(d.decode({ ...prompt(2), params: await play.clock.settle(next) }));
       });
 
       it("is refused where only its address or the number of P's registrations is left out or changed", async () => {
         const { play, d, params, use, useBlocksAnew } = await start();
-        expect(await play.outcome(use(1))).toBe("ok");
+        await play.ends(use(1));
         await useBlocksAnew();
         const changed: KvTransferParams[] = [
           { ...params, remote_registration_generation: null },
@@ -155,9 +138,8 @@ export function describeReferenceReuse(
         ];
         for (const [n, given] of changed.entries()) {
           const again = d.decode({ ...prompt(1), requestId: idOf(2 + n), params: given });
-          expect(await play.outcome(again)).toBe("KV_REFERENCE_USED");
+          await play.ends(again, "KV_REFERENCE_USED");
         }
-        await play.end();
       });
     },
   );

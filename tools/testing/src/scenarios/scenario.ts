@@ -10,11 +10,12 @@ import {
   seededRandom,
   virtualClock,
 } from "@kv/transport-memory";
-import { expect } from "vitest";
+import { expect, onTestFinished } from "vitest";
+import { held } from "../nothing-left.js";
+import { recordedLog } from "../recorded-log.js";
 import { createSimEngine, outcomeOf, type SimEngine } from "../simulator/sim-engine.js";
-import type { SimEngineOptions, SimRequest } from "../simulator/sim-options.js";
+import type { EngineRequest, SimEngineOptions } from "../simulator/sim-options.js";
 
-/** A memory network in virtual time, and the engines on it. */
 export function createScenario({
   faults = [],
   connector,
@@ -35,18 +36,43 @@ export function createScenario({
   });
   const violations: string[] = [];
   const metrics = new Map<string, MemoryMetrics>();
-  const events: [host: string, event: string, fields: LogFields][] = [];
+  const logs = new Map<string, ReturnType<typeof recordedLog>>();
   const engines: SimEngine[] = [];
 
   const outcome = (work: Promise<unknown>): Promise<string> => clock.settle(outcomeOf(work));
 
-  /** Closes the living engines later. Returns the violations, and what is held before and after. */
+  /** The parameters for D. */
+  const prefilled = (p: SimEngine, n = 1, change: Partial<EngineRequest> = {}) =>
+    clock.settle(p.prefill({ ...prompt(n), ...change }));
+
+  /** The outcome of a request at D. */
+  const decoded = (
+    d: SimEngine,
+    params: KvTransferParams = {},
+    n = 1,
+    change: Partial<EngineRequest> = {},
+  ): Promise<string> => outcome(d.decode({ ...prompt(n), params, ...change }));
+
+  /** The outcome at `d` of a prompt that `p` prefills. */
+  async function handedOver(
+    p: SimEngine,
+    d: SimEngine,
+    n = 1,
+    change: Partial<EngineRequest> = {},
+  ): Promise<string> {
+    return decoded(d, await prefilled(p, n), n, change);
+  }
+
+  let isOver = false;
+
+  /** Returns the violations, and what is held before and after. */
   async function close(afterMs: number): Promise<readonly string[]> {
+    isOver = true;
     await clock.advance(afterMs);
     const found = violations.splice(0);
     const look = (where: string, counts: Readonly<Record<string, number>>) => {
-      for (const [name, count] of Object.entries(counts))
-        if (count !== 0) found.push(`${where}: ${count} ${name} are left`);
+      for (const [name, count] of Object.entries(held(counts)))
+        found.push(`${where}: ${count} ${name} are left`);
     };
     const living = engines.filter(({ alive }) => alive);
     for (const engine of living) look(engine.host.name, engine.outstanding());
@@ -56,23 +82,30 @@ export function createScenario({
     return found;
   }
 
+  async function end(afterMs = 100_000): Promise<void> {
+    expect(await close(afterMs)).toEqual([]);
+  }
+  // A test that does not call it looks for what is left, too.
+  if (expect.getState().currentTestName !== undefined)
+    onTestFinished(async () => {
+      if (!isOver) await end();
+    });
+
   return {
     clock,
     network,
     violations,
     sleep: (ms: number) => new Promise<void>((resolve) => void clock.setTimer(resolve, ms)),
-    /** Total over all connectors of a host. `METRICS` has vLLM's metric names. */
+    /** Over all connectors of a host. */
     counted: (hostName: string, name: keyof typeof METRICS) =>
       metrics.get(hostName)?.total(METRICS[name]) ?? 0,
-    logged: (hostName: string, event: string) =>
-      events
-        .filter(([host, logged]) => host === hostName && logged === event)
-        .map(([, , fields]) => fields),
+    logged: (hostName: string, event: string): LogFields[] =>
+      logs.get(hostName)?.logged(event) ?? [],
     async engine(hostName: string, options: Partial<SimEngineOptions> = {}): Promise<SimEngine> {
       const own = metrics.get(hostName) ?? memoryMetrics();
       metrics.set(hostName, own);
-      const log = (event: string, fields: LogFields = {}) =>
-        void events.push([hostName, event, fields]);
+      const recorded = logs.get(hostName) ?? recordedLog();
+      logs.set(hostName, recorded);
       const engine = await clock.settle(
         createSimEngine({
           network,
@@ -82,7 +115,7 @@ export function createScenario({
           blockSize: 16,
           numBlocks: 64,
           metrics: own,
-          log: { debug: log, info: log, warn: log, error: log },
+          log: recorded.log,
           violation: (what) => void violations.push(what),
           ...(connector === undefined ? {} : { connector }),
           ...options,
@@ -91,7 +124,15 @@ export function createScenario({
       engines.push(engine);
       return engine;
     },
-    /** An agent of no engine, after a handshake with the one that the parameters name. */
+    /** Engines "p" and "d". */
+    async pair(p: Partial<SimEngineOptions> = {}, d: Partial<SimEngineOptions> = {}) {
+      return { p: await this.engine("p", p), d: await this.engine("d", d) };
+    },
+    /** Expects this outcome of the work. */
+    async ends(work: Promise<unknown>, expected = "ok"): Promise<void> {
+      expect(await outcome(work)).toBe(expected);
+    },
+    /** An agent of no engine, after a handshake. */
     async stranger(hostName: string, params: KvTransferParams) {
       const transport = memoryTransport({ network, host: hostName });
       const sideChannel = memorySideChannel({ network, host: hostName });
@@ -117,21 +158,23 @@ export function createScenario({
       };
     },
     outcome,
-    /** `p` prefills a prompt, and `d` decodes it. Returns the outcome at `d`. */
-    async handedOver(
-      p: SimEngine,
-      d: SimEngine,
-      n = 1,
-      change: Partial<SimRequest> = {},
-    ): Promise<string> {
-      const params = await clock.settle(p.prefill(prompt(n)));
-      return await outcome(d.decode({ ...prompt(n), params, ...change }));
+    prefilled,
+    decoded,
+    handedOver,
+    /** Expects that `p` prefills a prompt, and `d` decodes it. */
+    async serves(...pair: Parameters<typeof handedOver>): Promise<void> {
+      expect(await handedOver(...pair)).toBe("ok");
     },
     close,
-    async end(afterMs = 100_000): Promise<void> {
-      expect(await close(afterMs)).toEqual([]);
-    },
+    end,
+    [Symbol.asyncDispose]: end,
   };
+}
+
+/** Work whose outcome nobody may look at. */
+export function started<T>(work: Promise<T>): Promise<T> {
+  work.catch(() => {});
+  return work;
 }
 
 export const prompt = (n: number, numTokens = 40) => ({ requestId: `r${n}`, prompt: n, numTokens });

@@ -16,9 +16,9 @@ export function itSleepsAndWakes(connector: ConnectorModule, operation: "READ" |
         const p = await play.engine("p", { tpSize });
         const d = await play.engine("d");
         const engine = { p, d }[sleeper];
-        expect(await play.handedOver(p, d, 1)).toBe("ok");
-        const kept = await play.clock.settle(p.prefill(prompt(2)));
-        const params = await play.clock.settle(p.prefill(prompt(3)));
+        await play.serves(p, d, 1);
+        const kept = await play.prefilled(p, 2);
+        const params = await play.prefilled(p, 3);
         isSlow = true;
         const inFlight = d.decode({ ...prompt(3), params });
         inFlight.catch(() => {});
@@ -31,13 +31,12 @@ export function itSleepsAndWakes(connector: ConnectorModule, operation: "READ" |
         else expect(code).toMatch(/^KV_/);
         await play.clock.advance(100);
         await play.clock.settle(engine.wakeUp());
-        // P's blocks of before its sleep hold nothing any more; those of D's peers do.
+        // P's blocks of before its sleep hold nothing any more.
         const before = await play.outcome(d.decode({ ...prompt(2), params: kept }));
         if (sleeper === "d") expect(before).toBe("ok");
         else expect(before).toMatch(/^KV_/);
-        expect(await play.handedOver(p, d, 4)).toBe("ok");
-        expect(await play.handedOver(p, d, 5)).toBe("ok");
-        await play.end();
+        await play.serves(p, d, 4);
+        await play.serves(p, d, 5);
       },
     );
   });
@@ -45,27 +44,23 @@ export function itSleepsAndWakes(connector: ConnectorModule, operation: "READ" |
     "the first request after a long sleep of %s is served",
     async (sleeper) => {
       const play = createScenario({ connector });
-      const p = await play.engine("p");
-      const d = await play.engine("d");
+      const { p, d } = await play.pair();
       const engine = { p, d }[sleeper];
-      expect(await play.handedOver(p, d, 1)).toBe("ok");
+      await play.serves(p, d, 1);
       await play.clock.settle(engine.sleep());
       await play.clock.advance(60_000);
       await play.clock.settle(engine.wakeUp());
-      expect(await play.handedOver(p, d, 2)).toBe("ok");
-      await play.end();
+      await play.serves(p, d, 2);
     },
   );
 
   it("a prompt whose last step was P's last before the sleep is lost: no D gets it, and its blocks are free", async () => {
     const play = createScenario({ connector });
-    const p = await play.engine("p");
-    const d = await play.engine("d");
-    const params = await play.clock.settle(p.prefill(prompt(1)));
+    const { p, d } = await play.pair();
+    const params = await play.prefilled(p, 1);
     await play.clock.settle(p.sleep());
     await play.clock.settle(p.wakeUp());
     expect(await play.outcome(d.decode({ ...prompt(1), params }))).toMatch(/^KV_/);
     expect(p.outstanding().blocks).toBe(0);
-    await play.end();
   });
 }

@@ -16,13 +16,11 @@ const UNKNOWN = [
   }),
 ];
 
-/** Such a notification is counted, and nothing else happens. */
 export function itIgnoresUnknownNotifications(connector: ConnectorModule): void {
   it("vllm#50754: a notification of an unknown form is ignored and counted, at P and at D", async () => {
     const play = createScenario({ connector });
-    const p = await play.engine("p");
-    const d = await play.engine("d");
-    const atP = await play.clock.settle(p.prefill(prompt(1)));
+    const { p, d } = await play.pair();
+    const atP = await play.prefilled(p, 1);
     const { host, port } = d.address;
     const peers = [
       await play.stranger("x", atP),
@@ -30,11 +28,10 @@ export function itIgnoresUnknownNotifications(connector: ConnectorModule): void 
     ];
     for (const peer of peers)
       for (const payload of UNKNOWN) await play.clock.settle(peer.notify(payload));
-    expect(await play.outcome(d.decode({ ...prompt(1), params: atP }))).toBe("ok");
-    expect(await play.handedOver(p, d, 2)).toBe("ok");
+    await play.ends(d.decode({ ...prompt(1), params: atP }));
+    await play.serves(p, d, 2);
     for (const host of ["p", "d"])
       expect(play.counted(host, "ignoredNotifications")).toBe(UNKNOWN.length);
     for (const peer of peers) await peer.close();
-    await play.end();
   });
 }

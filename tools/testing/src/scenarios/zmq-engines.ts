@@ -2,6 +2,7 @@ import type { ConnectorModule } from "@kv/interface";
 import { zmqSideChannel } from "@kv/side-channel";
 import { memoryNetwork } from "@kv/transport-memory";
 import { expect } from "vitest";
+import { held } from "../nothing-left.js";
 import { createSimEngine, type SimEngine } from "../simulator/sim-engine.js";
 import type { SimEngineOptions } from "../simulator/sim-options.js";
 
@@ -34,7 +35,7 @@ export function zmqEngines(connector: ConnectorModule) {
     async end(): Promise<void> {
       expect(violations).toEqual([]);
       await Promise.all(engines.map((engine) => engine.close()));
-      expect(Object.values(network.outstanding()).filter((held) => held !== 0)).toEqual([]);
+      expect(held(network.outstanding())).toEqual({});
     },
   };
 }

@@ -1,6 +1,5 @@
 import type { KvCacheConfig, KvCacheKind } from "@kv/interface";
 
-/** All layers have one kind of cache, full attention by default. */
 export function simConfig(
   blockSize: number,
   numKvHeads = 4,

@@ -1,11 +1,11 @@
-import type { KvTransferParams } from "@kv/interface";
-import type { SimEngine, SimEngineOptions } from "./sim-options.js";
-import { createSimSides, registerCaches } from "./sim-sides.js";
-import { createSimSteps } from "./sim-steps.js";
+import { registerCaches } from "@kv/conformance/engine/sides";
+import { createSteps } from "@kv/conformance/engine/steps";
+import { createWorkerOutputAggregator } from "@kv/connector";
+import type { SimEngineOptions } from "./sim-options.js";
+import { createSimSides } from "./sim-sides.js";
 
-export type { SimEngine } from "./sim-options.js";
+export { coordinatesOf } from "@kv/conformance/engine/play-scene";
 
-/** "ok", or the code of the error. */
 export function outcomeOf(work: Promise<unknown>): Promise<string> {
   return work.then(
     () => "ok",
@@ -13,28 +13,16 @@ export function outcomeOf(work: Promise<unknown>): Promise<string> {
   );
 }
 
-/** What a proxy that sends both legs at once knows before the producer has answered. */
-export function coordinatesOf(
-  { engineId, address, tpSize }: Pick<SimEngine, "engineId" | "address" | "tpSize">,
-  requestId: string,
-): KvTransferParams {
-  return {
-    do_remote_prefill: true,
-    do_remote_decode: false,
-    remote_engine_id: engineId,
-    remote_request_id: requestId,
-    remote_host: address.host,
-    remote_port: address.port,
-    tp_size: tpSize,
-  };
-}
+export type SimEngine = Awaited<ReturnType<typeof createSimEngine>>;
 
-export async function createSimEngine(options: SimEngineOptions): Promise<SimEngine> {
+/** Without a model: connectors and blocks are real, the KV is generated. */
+export async function createSimEngine(options: SimEngineOptions) {
   const { network, hostName, engineId, tpSize, skewMs } = options;
   const host = network.host(hostName, skewMs === undefined ? {} : { skewMs });
   const sides = await createSimSides(options, host);
   await registerCaches(sides);
-  const steps = createSimSteps(options, sides, host);
+  const steps = createSteps(options, sides, host.clock, createWorkerOutputAggregator);
+  host.onKill(steps.die);
   return {
     ...steps,
     engineId,
@@ -44,6 +32,7 @@ export async function createSimEngine(options: SimEngineOptions): Promise<SimEng
     get alive() {
       return steps.alive;
     },
+    /** Resolves when its resources are released. */
     async kill() {
       host.kill();
       await sides.bury();

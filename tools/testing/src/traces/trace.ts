@@ -18,12 +18,11 @@ interface Line {
   readonly held: ReadonlyMap<string, string>;
 }
 
-/** By request. */
 type Held = Map<string, readonly number[]>;
 
 const TRACEPARENT = "00-00000000000000000000000000000001-0000000000000001-01";
 
-/** Records what the engines of a scenario do and send, between each engine and its connector. */
+/** What passes between each engine and its connector. */
 export class Trace {
   readonly #agents = new TracedAgents();
   readonly #lines: Line[] = [];
@@ -46,7 +45,6 @@ export class Trace {
     };
   }
 
-  /** Its memory is gone. */
   killed(engineId: string): void {
     const engine = engineId.toUpperCase();
     this.#engines.delete(engine);
@@ -91,7 +89,6 @@ export class Trace {
   #scheduler(engine: string, held: Held, scheduler: SchedulerConnector): SchedulerConnector {
     const hits = new Map<string, number>();
     const prefills = new Set<string>();
-    /** They have ended, and the connector still needs their blocks. */
     const kept = new Set<string>();
     const say = (requestId: string, what: string) => this.#say(engine, `${requestId} ${what}`);
     const free = (requestId: string, why: string) => {
@@ -187,7 +184,7 @@ export class Trace {
     });
   }
 
-  /** Gets the worker's spans, which say when a lease begins, is extended and ends. */
+  /** Spans say when a lease begins, is extended and ends. */
   #leaseTracer(rank: string): Tracer {
     return {
       start: (name, { attributes } = {}) => {
@@ -233,7 +230,6 @@ export class Trace {
 const isPrefill = ({ kvTransferParams }: ConnectorRequest) =>
   kvTransferParams?.["do_remote_decode"] === true;
 
-/** The leg of a request, with what `kv_transfer_params` name. */
 function legText(request: ConnectorRequest): string {
   const { remote_engine_id, remote_request_id, remote_block_ids } = request.kvTransferParams ?? {};
   const blocks = Array.isArray(remote_block_ids)

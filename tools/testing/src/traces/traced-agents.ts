@@ -14,7 +14,7 @@ interface Block {
   readonly blockId: number;
 }
 
-/** Adds a line: `to` and `from` are arrows, and the rank at the other end. */
+/** `way` is an arrow, and the rank at the other end. */
 type Say = (way: string, what: string) => void;
 
 /** Tells addresses of transfers as blocks, and agents as ranks. */
@@ -27,7 +27,7 @@ export class TracedAgents {
     this.#regions.push(...regions.map((region) => ({ ...region, engine })));
   }
 
-  /** The agent of a rank. Each transfer and notification is told to `say`. */
+  /** Each transfer and notification is told to `say`. */
   observed(agent: Agent, rank: string, say: Say): Agent {
     this.#ranks.set(agent.name, rank);
     const nameOf = (agentName: string | undefined) =>
@@ -115,7 +115,6 @@ export class TracedAgents {
   }
 }
 
-/** The code of a `KvError`; other errors as text. */
 export function codeOf(error: unknown): string {
   return (error as { readonly code?: string }).code ?? String(error);
 }

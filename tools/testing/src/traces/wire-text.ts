@@ -22,7 +22,7 @@ export function describeAnswer(frames: readonly Uint8Array[]): string {
   return `lease answer: ${lease.held ? "held" : "not held"}${compared}`;
 }
 
-/** Proofs between `@kv` peers, which vLLM's form lacks, are left out. */
+/** Without proofs between `@kv` peers. */
 export function describeNotification(payload: Uint8Array): string {
   const notification = decodeNotification(payload);
   switch (notification.kind) {
@@ -57,7 +57,7 @@ function mapText({
   return `${id}, ${blocks}, ${prefill === undefined ? "by name" : `for ${prefill.request_id}`}`;
 }
 
-/** Block ids in the form `0-2,7`, each once, ascending; "-" for none. */
+/** In the form `0-2,7`, ascending; "-" for none. */
 export function blockRanges(blockIds: readonly number[]): string {
   const ranges: [from: number, to: number][] = [];
   for (const id of [...new Set(blockIds)].sort((a, b) => a - b)) {

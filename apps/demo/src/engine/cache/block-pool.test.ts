@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
 import fc from "fast-check";
 import { describe, expect, it } from "vitest";
-import { BlockPool, blockHashes, chooseRuns, NULL_BLOCK, runsOf } from "./block-pool.js";
+import { BlockPool, blockHashes, chooseRuns, runsOf } from "./block-pool.js";
 
 const tokens = (count: number, seed = 0) =>
   Array.from({ length: count }, (_, i) => (i * 7 + seed) % 1000);
@@ -24,8 +24,8 @@ describe("block hashes", () => {
 describe("runs", () => {
   it("chooses the shortest run that fits, else the longest runs first", () => {
     expect(runsOf([1, 2, 5, 6, 7])).toEqual([
-      { first: 1, length: 2 },
-      { first: 5, length: 3 },
+      [1, 2],
+      [5, 6, 7],
     ]);
     expect(chooseRuns([1, 2, 3, 4, 8, 9], 2)).toEqual([8, 9]);
     expect(chooseRuns([1, 2, 5, 6, 7, 10], 4)).toEqual([5, 6, 7, 1]);
@@ -46,7 +46,7 @@ describe("block pool", () => {
     expect((error as KvError).details).toEqual({ asked: 5, free: 4, capacity: 4 });
     expect(pool.free).toBe(4);
     const all = pool.allocate(4);
-    expect(all).not.toContain(NULL_BLOCK);
+    expect(all).not.toContain(0);
   });
 
   it("finds the content of freed blocks by hash until they are evicted, the oldest first", () => {
@@ -98,13 +98,6 @@ describe("block pool", () => {
     expect(runsOf(pool.allocate(8))).toHaveLength(1);
   });
 
-  it("does not cache with prefixCaching false", () => {
-    const pool = new BlockPool({ numBlocks: 3, prefixCaching: false });
-    const [id = 0] = pool.allocate(1);
-    pool.cache(id, "h");
-    expect(pool.lookup(["h"])).toEqual([]);
-  });
-
   it("counts held and free blocks correctly under any sequence of calls", () => {
     const step = fc.oneof(
       fc.record({
@@ -153,7 +146,7 @@ describe("block pool", () => {
             }
 
             const held = new Set(alive.flat());
-            expect(held.has(NULL_BLOCK)).toBe(false);
+            expect(held.has(0)).toBe(false);
             expect(pool.held).toBe(held.size);
             expect(pool.free + pool.held).toBe(pool.capacity);
           }

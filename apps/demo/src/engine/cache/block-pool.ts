@@ -1,44 +1,21 @@
 import { createHash } from "node:crypto";
 import { KvError } from "@kv/interface";
 
-/**
- * vLLM's null block: a block table points at it where there is no block. It is never given to a
- * request.
- */
-export const NULL_BLOCK = 0;
-
 export interface BlockPoolOptions {
-  /** All blocks, the null block included. */
+  /** vLLM's null block, 0, included, which no request gets. */
   readonly numBlocks: number;
-  /**
-   * Keep the content of freed blocks until the room is needed, so that `lookup` finds it. Default:
-   * true.
-   */
-  readonly prefixCaching?: boolean | undefined;
-  /**
-   * Avoid giving neighbouring blocks to one request, like a pool after long use. Default: false.
-   */
   readonly fragmented?: boolean | undefined;
 }
 
-/**
- * Identifies the content of a full block: its tokens and, through the parent's hash, all tokens
- * before them.
- */
+/** Identifies the tokens of a full block and all tokens before them. */
 export type BlockHash = string;
 
-/**
- * Hashes the full blocks of a prompt. Each hash includes the one before, so equal hashes mean equal
- * prefixes, as in vLLM's prefix cache. Tokens of an incomplete last block have no hash.
- */
 export function blockHashes(tokens: ArrayLike<number>, blockSize: number): BlockHash[] {
   const hashes: BlockHash[] = [];
   let parent = "";
-  for (let end = blockSize; end <= tokens.length; end += blockSize) {
-    const block = Int32Array.from(
-      { length: blockSize },
-      (_, i) => tokens[end - blockSize + i] ?? 0,
-    );
+  const all = Int32Array.from(tokens);
+  for (let end = blockSize; end <= all.length; end += blockSize) {
+    const block = all.subarray(end - blockSize, end);
     parent = createHash("sha256").update(parent).update(block).digest("base64");
     hashes.push(parent);
   }
@@ -46,23 +23,20 @@ export function blockHashes(tokens: ArrayLike<number>, blockSize: number): Block
 }
 
 /**
- * Assigns the blocks of a paged KV cache to requests. A block is held (it has at least one
- * reference), free and empty, or free with content that a later request may reuse by its hash.
- * Reusable content is evicted in the order in which it was freed.
+ * Assigns the blocks of a paged KV cache to requests. A block is held, free and empty, or free with
+ * content that a later request may reuse by its hash; the content that was freed first is evicted
+ * first.
  */
 export class BlockPool {
-  /** Blocks that requests can hold: all but the null block. */
   readonly capacity: number;
-  readonly #prefixCaching: boolean;
   readonly #fragmented: boolean;
   readonly #references: Uint32Array;
   readonly #hashOf = new Map<number, BlockHash>();
   readonly #blockOf = new Map<BlockHash, number>();
   readonly #empty = new Set<number>();
-  /** Free blocks with content, least recently freed first (insertion order). */
   readonly #reusable = new Set<number>();
 
-  constructor({ numBlocks, prefixCaching = true, fragmented = false }: BlockPoolOptions) {
+  constructor({ numBlocks, fragmented = false }: BlockPoolOptions) {
     if (!Number.isSafeInteger(numBlocks) || numBlocks < 2) {
       throw new KvError(
         "KV_CONFIG_INVALID",
@@ -70,7 +44,6 @@ export class BlockPool {
       );
     }
     this.capacity = numBlocks - 1;
-    this.#prefixCaching = prefixCaching;
     this.#fragmented = fragmented;
     this.#references = new Uint32Array(numBlocks);
     for (let id = 1; id < numBlocks; id++) this.#empty.add(id);
@@ -84,7 +57,6 @@ export class BlockPool {
     return this.capacity - this.free;
   }
 
-  /** Takes a reference on each block of the longest cached prefix of `hashes`. */
   lookup(hashes: readonly BlockHash[]): number[] {
     const found: number[] = [];
     for (const hash of hashes) {
@@ -131,13 +103,10 @@ export class BlockPool {
     return chosen;
   }
 
-  /**
-   * Names the content of a held block so that `lookup` finds it. A hash that is already cached
-   * keeps its block.
-   */
+  /** A hash that is already cached keeps its block. */
   cache(id: number, hash: BlockHash): void {
     this.#checkHeld(id, "caching");
-    if (!this.#prefixCaching || this.#blockOf.has(hash) || this.#hashOf.has(id)) return;
+    if (this.#blockOf.has(hash) || this.#hashOf.has(id)) return;
     this.#hashOf.set(id, hash);
     this.#blockOf.set(hash, id);
   }
@@ -149,10 +118,7 @@ export class BlockPool {
     this.#blockOf.clear();
   }
 
-  /**
-   * Returns one reference on each block. Pass a request's blocks in order: the last ones are reused
-   * first.
-   */
+  /** Returns one reference on each block; the last ones are reused first. */
   release(blockIds: readonly number[]): void {
     for (const id of [...blockIds].reverse()) {
       this.#checkHeld(id, "releasing");
@@ -172,7 +138,7 @@ export class BlockPool {
   }
 
   #checkHeld(id: number, action: string): void {
-    if (id > NULL_BLOCK && id <= this.capacity && (this.#references[id] ?? 0) > 0) return;
+    if (id > 0 && id <= this.capacity && (this.#references[id] ?? 0) > 0) return;
     throw new KvError(
       "KV_INTERNAL",
       `${action} block ${id}, which no request holds (blocks are 1 to ${this.capacity})`,
@@ -180,48 +146,27 @@ export class BlockPool {
   }
 }
 
-export interface BlockRun {
-  readonly first: number;
-  readonly length: number;
-}
-
-export function runsOf(ascending: readonly number[]): BlockRun[] {
-  const runs: { first: number; length: number }[] = [];
+export function runsOf(ascending: readonly number[]): number[][] {
+  const runs: number[][] = [];
   for (const id of ascending) {
     const last = runs.at(-1);
-    if (last !== undefined && last.first + last.length === id) last.length++;
-    else runs.push({ first: id, length: 1 });
+    if (last?.at(-1) === id - 1) last.push(id);
+    else runs.push([id]);
   }
   return runs;
 }
 
 /**
- * Chooses `count` of the ascending ids in as few runs as possible: the shortest run that holds all
- * of them, else the longest runs first. NIXL merges descriptors only where both sides are
- * consecutive; scattered blocks take up to 9 times as long to transfer.
+ * Chooses `count` of the ascending ids in as few runs as possible: NIXL merges descriptors only
+ * where both sides are consecutive; scattered blocks take up to 9 times as long to transfer.
  */
 export function chooseRuns(ascending: readonly number[], count: number): number[] {
   const runs = runsOf(ascending);
-  let fitting: BlockRun | undefined;
-  for (const run of runs) {
-    if (run.length >= count && (fitting === undefined || run.length < fitting.length))
-      fitting = run;
-  }
-  const chosen: number[] = [];
-  const order =
-    fitting === undefined
-      ? runs.sort((a, b) => b.length - a.length || a.first - b.first)
-      : [fitting];
-  for (const run of order) {
-    for (let i = 0; i < run.length && chosen.length < count; i++) chosen.push(run.first + i);
-  }
-  return chosen;
+  const [shortest] = runs.filter((run) => run.length >= count).sort((a, b) => a.length - b.length);
+  return (shortest ?? runs.sort((a, b) => b.length - a.length).flat()).slice(0, count);
 }
 
-/**
- * Walks the candidates with a stride that has no common factor with their number, so that each is
- * chosen at most once.
- */
+/** A stride without a common factor with their number chooses each at most once. */
 function chooseScattered(candidates: readonly number[], count: number): number[] {
   const { length } = candidates;
   let stride = Math.max(1, Math.floor(length * 0.618));

@@ -1,28 +1,21 @@
 import { createHash } from "node:crypto";
 import { KvError } from "@kv/interface";
 
-/** What a model stores per token: K and V of every KV head of every layer, as float32. */
 export interface KvGeometry {
   readonly layers: number;
   readonly kvHeads: number;
   readonly headDim: number;
 }
 
-/** The KV heads of one tensor-parallel rank: `headCount` heads from `firstHead`. */
 export interface KvShard {
   readonly rank: number;
   readonly firstHead: number;
   readonly headCount: number;
-  /**
-   * False when an earlier rank holds the same heads: with more ranks than heads, each head is on
-   * several ranks.
-   */
-  readonly primary: boolean;
 }
 
 /**
- * Splits KV heads over `tp` ranks as vLLM does: evenly when there are at least as many heads as
- * ranks; otherwise each head is on `tp / heads` consecutive ranks.
+ * Splits KV heads over `tp` ranks as vLLM does: with more ranks than heads, each head is on several
+ * consecutive ranks.
  * @throws `KV_TOPOLOGY_INVALID` when neither number divides the other.
  */
 export function kvShards(kvHeads: number, tp: number): KvShard[] {
@@ -34,11 +27,11 @@ export function kvShards(kvHeads: number, tp: number): KvShard[] {
     );
   }
   const headCount = Math.max(1, kvHeads / tp);
-  return Array.from({ length: tp }, (_, rank) => {
-    const firstHead = Math.floor((rank * kvHeads) / tp);
-    const before = rank === 0 ? -1 : Math.floor(((rank - 1) * kvHeads) / tp);
-    return { rank, firstHead, headCount, primary: firstHead !== before };
-  });
+  return Array.from({ length: tp }, (_, rank) => ({
+    rank,
+    firstHead: Math.floor((rank * kvHeads) / tp),
+    headCount,
+  }));
 }
 
 const BYTES_PER_VALUE = 4;
@@ -51,16 +44,9 @@ export function kvBytes(geometry: KvGeometry, tokens: number): number {
   return geometry.layers * geometry.kvHeads * tokens * contentBytes(geometry);
 }
 
-/**
- * Tokens per digest. It divides all usual block sizes, so that blocks that were not transferred can
- * be left out.
- */
+/** Divides all usual block sizes, so that blocks that were not transferred can be left out. */
 export const DIGEST_TOKENS = 16;
 
-/**
- * SHA-256 of each `DIGEST_TOKENS` tokens of KV in the order `[layer][KV head][token][2 * headDim]`;
- * the last one may have fewer tokens.
- */
 export function kvDigests(kv: ArrayBuffer, geometry: KvGeometry, tokens: number): string[] {
   const bytes = new Uint8Array(kv);
   const content = contentBytes(geometry);

@@ -1,12 +1,12 @@
 import { KvError } from "@kv/interface";
+import { memoryTransport } from "@kv/transport-memory";
 import fc from "fast-check";
 import { describe, expect, it } from "vitest";
-import { heapTransport } from "../../../test/support/heap-memory.js";
 import { kvBytes, kvShards } from "./kv-layout.js";
 import { KvPool } from "./kv-pool.js";
 
 const geometry = { layers: 2, kvHeads: 4, headDim: 2 };
-const transport = heapTransport();
+const transport = memoryTransport();
 
 function pool(tp: number, blockSize: number, numBlocks = 16) {
   return new KvPool({ transport, geometry, tp, blockSize, numBlocks });
@@ -23,12 +23,7 @@ describe("shards of KV heads", () => {
       [0, 2],
       [2, 2],
     ]);
-    expect(kvShards(2, 4).map(({ firstHead, primary }) => [firstHead, primary])).toEqual([
-      [0, true],
-      [0, false],
-      [1, true],
-      [1, false],
-    ]);
+    expect(kvShards(2, 4).map(({ firstHead }) => firstHead)).toEqual([0, 0, 1, 1]);
   });
   it("refuses head and rank counts when neither divides the other", () => {
     expect(() => kvShards(4, 3)).toThrow(/4 KV heads cannot be split over 3 ranks/);
@@ -119,16 +114,6 @@ describe("KV pool", () => {
     expect(
       new Float32Array(await p.read({ blockIds: [4, 5], from: 0, count: 6 })).every((v) => v !== 0),
     ).toBe(true);
-  });
-
-  it("knows the block of an address", () => {
-    const p = pool(2, 4);
-    for (const caches of p.caches) {
-      for (const { memory, offsetBytes, blockStrideBytes } of caches.regions) {
-        expect(p.blockAt(memory.address + offsetBytes + 5 * blockStrideBytes + 3)).toBe(5);
-      }
-    }
-    expect(p.blockAt(1)).toBeUndefined();
   });
 
   it("refuses block ids and lengths out of range", async () => {

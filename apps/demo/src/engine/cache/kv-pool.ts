@@ -26,10 +26,7 @@ export interface KvPoolOptions {
   readonly attentionBackend?: string | undefined;
   readonly cacheKind?: string | undefined;
   readonly memory?: { readonly memoryType: MemoryType; deviceOf(rank: number): number } | undefined;
-  /**
-   * Opens a rank's caches in one `Memory` of another kind than the transport's. With K and V in
-   * separate regions there are two regions per layer, K first.
-   */
+  /** Opens a rank's caches in one `Memory`, with one region per layer, or K and V in two. */
   readonly openCaches?:
     | ((rank: { config: KvCacheConfig; numBlocks: number; numHeads: number }) => KvCaches)
     | undefined;
@@ -45,26 +42,24 @@ export interface TokenSpan {
 const layerName = (layer: number) => `model.layers.${layer}.self_attn.attn`;
 
 /**
- * The paged KV cache of one instance, in memory that the transport can register. Each rank has one
- * allocation with a region per layer of shape
+ * The paged KV cache of one instance. Each rank has one allocation with a region per layer of shape
  * `[numBlocks, heads of the rank, blockSize, 2 * headDim]` float32 (layout LBHNC, K then V in the
- * last dimension). `read` and `write` use `[layer][KV head][token][2 * headDim]` over all heads in
- * one buffer. The JavaScript thread only interleaves the shards of the ranks; `Memory` makes all
- * other copies.
+ * last dimension). `read` and `write` use `[layer][KV head][token][2 * headDim]` over all heads.
+ * The JavaScript thread only interleaves the shards of the ranks.
  */
 export class KvPool {
   readonly config: KvCacheConfig;
   readonly caches: readonly KvCaches[];
   readonly #geometry: KvGeometry;
+  readonly #layers: readonly number[];
   readonly #ranks: readonly RankCache[];
 
   constructor(options: KvPoolOptions) {
-    const { geometry, blockSize, tp } = options;
+    const { geometry, blockSize, tp, cacheKind = "full", attentionBackend = "PLAIN" } = options;
     this.#geometry = geometry;
+    this.#layers = Array.from({ length: geometry.layers }, (_, layer) => layer);
     this.config = {
-      groups: [
-        { kind: options.cacheKind ?? "full", layerNames: layersOf(geometry).map(layerName) },
-      ],
+      groups: [{ kind: cacheKind, layerNames: this.#layers.map(layerName) }],
       blockSize,
       physicalBlocksPerLogical: 1,
       numKvHeads: geometry.kvHeads,
@@ -73,7 +68,7 @@ export class KvPool {
       dtype: "torch.float32",
       cacheDtype: "auto",
       layout: "LBHNC",
-      attentionBackend: options.attentionBackend ?? "PLAIN",
+      attentionBackend,
     };
     this.#ranks = kvShards(geometry.kvHeads, tp).map(
       (shard) => new RankCache(shard, this.config, options),
@@ -81,8 +76,9 @@ export class KvPool {
     this.caches = this.#ranks.map(({ caches }) => caches);
   }
 
-  async write(span: TokenSpan, kv: ArrayBuffer): Promise<void> {
-    const expected = kvBytes(this.#geometry, span.count);
+  /** Takes `kv` over, and resolves with the buffer of its bytes. */
+  async write(span: TokenSpan, kv: ArrayBuffer, layers = this.#layers): Promise<ArrayBuffer> {
+    const expected = kvBytes({ ...this.#geometry, layers: layers.length }, span.count);
     if (kv.byteLength !== expected) {
       throw new KvError(
         "KV_BLOCKS_MISMATCH",
@@ -90,64 +86,43 @@ export class KvPool {
         { details: { tokens: span.count, expected, given: kv.byteLength } },
       );
     }
-    const isOneRank = this.#ranks.length === 1;
-    await Promise.all(
-      this.#ranks.map(async (rank) => {
-        await rank.memory.scatter(
-          rank.rowsOf(span),
-          isOneRank ? kv : this.#shardOf(kv, rank.shard, span.count),
-        );
-      }),
-    );
-  }
-
-  /**
-   * Writes the KV of one layer of a span, `[KV head][token][2 * headDim]`. Takes `kv` over, and
-   * resolves with the buffer of its bytes.
-   */
-  async writeLayer(span: TokenSpan, layer: number, kv: ArrayBuffer): Promise<ArrayBuffer> {
-    const headBytes = span.count * contentBytes(this.#geometry);
     const [only, another] = this.#ranks;
     if (only !== undefined && another === undefined)
-      return only.memory.scatter(only.rowsOf(span, [layer]), kv);
+      return only.memory.scatter(only.rowsOf(span, layers), kv);
+    const all = new Uint8Array(kv);
     await Promise.all(
       this.#ranks.map(async (rank) => {
-        const { firstHead, headCount } = rank.shard;
-        const part = kv.slice(firstHead * headBytes, (firstHead + headCount) * headBytes);
-        await rank.memory.scatter(rank.rowsOf(span, [layer]), part);
+        const part = new Uint8Array((kv.byteLength / this.#geometry.kvHeads) * rank.headCount);
+        for (const { inAll, inPart, length } of this.#shardRuns(rank, span.count, layers.length))
+          part.set(all.subarray(inAll, inAll + length), inPart);
+        await rank.memory.scatter(rank.rowsOf(span, layers), part.buffer);
       }),
     );
     return kv;
   }
 
-  /** Reads the KV of a span. A head that several ranks hold is read from the first. */
+  /** A head that several ranks hold is read from the first. */
   read(span: TokenSpan): Promise<ArrayBuffer> {
     return this.#readFrom(this.#replicas()[0] ?? [], span);
   }
 
-  /**
-   * Zeroes the blocks behind the first `tokens` tokens, so that no bytes of another request are
-   * left there.
-   */
+  /** Zeroes what another request left behind the first `tokens` tokens. */
   async zeroTail(blockIds: readonly number[], tokens: number): Promise<void> {
     const count = blockIds.length * this.config.blockSize - tokens;
-    if (count <= 0) return;
-    await Promise.all(this.#ranks.map((rank) => rank.zero({ blockIds, from: tokens, count })));
+    if (count > 0) await this.#zero({ blockIds, from: tokens, count });
   }
 
-  async zeroBlock(blockId: number): Promise<void> {
-    const span = { blockIds: [blockId], from: 0, count: this.config.blockSize };
-    await Promise.all(this.#ranks.map((rank) => rank.zero(span)));
+  zeroBlock(blockId: number): Promise<void> {
+    return this.#zero({ blockIds: [blockId], from: 0, count: this.config.blockSize });
   }
 
-  blockAt(address: number): number | undefined {
-    return this.#ranks.find((rank) => rank.contains(address))?.blockAt(address);
+  async #zero(span: TokenSpan): Promise<void> {
+    await this.write(span, new ArrayBuffer(kvBytes(this.#geometry, span.count)));
   }
 
   /**
-   * SHA-256 of each `DIGEST_TOKENS` tokens of a span, in the order of `read`. The digests do not
-   * depend on TP, block size or block ids, so that KV that was sent can be compared with KV that
-   * was received.
+   * The digests do not depend on TP, block size or block ids, so that sent and received KV can be
+   * compared.
    * @throws `KV_BLOCKS_MISMATCH` when ranks that hold the same head have different bytes.
    */
   async digests(span: TokenSpan): Promise<string[]> {
@@ -162,9 +137,7 @@ export class KvPool {
       throw new KvError(
         "KV_BLOCKS_MISMATCH",
         "ranks that hold the same KV heads have different bytes",
-        {
-          details: { fromToken: span.from + at * DIGEST_TOKENS },
-        },
+        { details: { fromToken: span.from + at * DIGEST_TOKENS } },
       );
     }
     return first;
@@ -175,167 +148,119 @@ export class KvPool {
   }
 
   async #readFrom(ranks: readonly RankCache[], span: TokenSpan): Promise<ArrayBuffer> {
-    const [only] = this.#ranks;
-    if (this.#ranks.length === 1 && only !== undefined)
-      return only.memory.gather(only.rowsOf(span));
-    const all = new ArrayBuffer(kvBytes(this.#geometry, span.count));
+    const gather = (rank: RankCache) => rank.memory.gather(rank.rowsOf(span, this.#layers));
+    const [only, another] = this.#ranks;
+    if (only !== undefined && another === undefined) return gather(only);
+    const all = new Uint8Array(kvBytes(this.#geometry, span.count));
     await Promise.all(
       ranks.map(async (rank) => {
-        const part = new Uint8Array(await rank.memory.gather(rank.rowsOf(span)));
-        for (const { inAll, inPart, length } of this.#shardRuns(rank.shard, span.count))
-          new Uint8Array(all, inAll, length).set(part.subarray(inPart, inPart + length));
+        const part = new Uint8Array(await gather(rank));
+        for (const { inAll, inPart, length } of this.#shardRuns(rank, span.count))
+          all.set(part.subarray(inPart, inPart + length), inAll);
       }),
     );
-    return all;
+    return all.buffer;
   }
 
-  #shardOf(kv: ArrayBuffer, shard: KvShard, count: number): ArrayBuffer {
-    const part = new Uint8Array((kv.byteLength / this.#geometry.kvHeads) * shard.headCount);
-    for (const { inAll, inPart, length } of this.#shardRuns(shard, count))
-      part.set(new Uint8Array(kv, inAll, length), inPart);
-    return part.buffer;
-  }
-
-  /**
-   * Where each layer of a rank's shard lies in the buffer of all heads and in the rank's own; its
-   * heads are adjacent within a layer.
-   */
-  #shardRuns(shard: KvShard, count: number) {
+  /** Where each layer of a rank lies in the buffer of all heads and in its own. */
+  #shardRuns({ headCount, firstHead }: RankCache, count: number, layers = this.#layers.length) {
     const { kvHeads } = this.#geometry;
     const headBytes = count * contentBytes(this.#geometry);
-    const length = shard.headCount * headBytes;
-    return layersOf(this.#geometry).map((layer) => ({
-      inAll: (layer * kvHeads + shard.firstHead) * headBytes,
+    const length = headCount * headBytes;
+    return Array.from({ length: layers }, (_, layer) => ({
+      inAll: (layer * kvHeads + firstHead) * headBytes,
       inPart: layer * length,
       length,
     }));
   }
 
-  /**
-   * Sets of ranks that hold every head exactly once: the first replica of each head, the second,
-   * and so on.
-   */
+  /** Sets of ranks that hold every head exactly once. */
   #replicas(): RankCache[][] {
-    const primaries = this.#ranks.filter(({ shard }) => shard.primary).length;
-    const copies = this.#ranks.length / primaries;
+    const copies = Math.max(1, this.#ranks.length / this.#geometry.kvHeads);
     return Array.from({ length: copies }, (_, copy) =>
-      this.#ranks.filter(({ shard }) => shard.rank % copies === copy),
+      this.#ranks.filter((_, rank) => rank % copies === copy),
     );
   }
 }
 
 class RankCache {
-  readonly shard: KvShard;
+  readonly firstHead: number;
+  readonly headCount: number;
   readonly memory: Memory;
   readonly caches: KvCaches;
-  readonly #geometry: KvGeometry;
-  readonly #numBlocks: number;
-  readonly #blockSize: number;
-  readonly #blockLengthBytes: number;
-  readonly #layerBytes: number;
+  readonly #options: KvPoolOptions;
 
   constructor(
-    shard: KvShard,
+    { rank, firstHead, headCount }: KvShard,
     config: KvCacheConfig,
-    { transport, geometry, numBlocks, blockSize, memory: kind, openCaches }: KvPoolOptions,
+    options: KvPoolOptions,
   ) {
-    this.shard = shard;
-    this.#geometry = geometry;
-    this.#numBlocks = numBlocks;
-    this.#blockSize = blockSize;
-    this.#blockLengthBytes = shard.headCount * blockSize * contentBytes(geometry);
-    this.#layerBytes = numBlocks * this.#blockLengthBytes;
+    const { transport, geometry, numBlocks, blockSize, memory: kind, openCaches } = options;
+    this.firstHead = firstHead;
+    this.headCount = headCount;
+    this.#options = options;
+    const blockLengthBytes = headCount * blockSize * contentBytes(geometry);
     if (openCaches !== undefined) {
-      this.caches = openCaches({ config, numBlocks, numHeads: shard.headCount });
+      this.caches = openCaches({ config, numBlocks, numHeads: headCount });
       const [region] = this.caches.regions;
       if (region === undefined) throw new KvError("KV_INTERNAL", "a rank's caches have no region");
       this.memory = region.memory;
       return;
     }
-    const where = kind && { memoryType: kind.memoryType, deviceId: kind.deviceOf(shard.rank) };
-    const memory = transport.allocate(geometry.layers * this.#layerBytes, where);
+    const where = kind && { memoryType: kind.memoryType, deviceId: kind.deviceOf(rank) };
+    const layerBytes = numBlocks * blockLengthBytes;
+    const memory = transport.allocate(geometry.layers * layerBytes, where);
     this.memory = memory;
     this.caches = {
       config,
-      regions: layersOf(geometry).map((layer) => ({
-        name: layerName(layer),
-        memory,
-        offsetBytes: layer * this.#layerBytes,
-        numBlocks,
-        blockLengthBytes: this.#blockLengthBytes,
-        blockStrideBytes: this.#blockLengthBytes,
-        groupId: 0,
-        memoryType: memory.memoryType,
-      })),
+      regions: config.groups.flatMap(({ layerNames }) =>
+        layerNames.map((name, layer) => ({
+          name,
+          memory,
+          offsetBytes: layer * layerBytes,
+          numBlocks,
+          blockLengthBytes,
+          blockStrideBytes: blockLengthBytes,
+          groupId: 0,
+          memoryType: memory.memoryType,
+        })),
+      ),
     };
   }
 
-  /** Rows `[offset, length]` of a span, ordered by layer, head and token. Default: all layers. */
-  rowsOf({ blockIds, from, count }: TokenSpan, layers = layersOf(this.#geometry)): Float64Array {
-    this.#checkSpan(blockIds, from, count);
-    const pieces: { block: number; begin: number; length: number }[] = [];
-    for (let token = from; token < from + count; ) {
-      const begin = token % this.#blockSize;
-      const length = Math.min(this.#blockSize - begin, from + count - token);
-      pieces.push({ block: blockIds[Math.floor(token / this.#blockSize)] ?? 0, begin, length });
-      token += length;
-    }
-    const content = contentBytes(this.#geometry);
+  /** Rows `[offset, length]` of a span, ordered by layer, head and token. */
+  rowsOf(span: TokenSpan, layers: readonly number[]): Float64Array {
+    this.#checkSpan(span);
+    const { blockIds, from, count } = span;
+    const { geometry, blockSize } = this.#options;
     const { regions } = this.caches;
-    const isSplit = regions.length === 2 * this.#geometry.layers;
-    const { headCount } = this.shard;
-    const rows = new Float64Array(
-      2 * layers.length * headCount * (isSplit ? 2 * count : pieces.length),
-    );
-    let at = 0;
-    const push = (offset: number, length: number) => {
-      rows[at++] = offset;
-      rows[at++] = length;
-    };
+    const content = contentBytes(geometry);
+    // K and V of a token lie in separate regions; the model has them next to each other.
+    const isSplit = regions.length === 2 * geometry.layers;
+    const regionsPerLayer = isSplit ? 2 : 1;
+    const width = content / regionsPerLayer;
+    const pieceTokens = isSplit ? 1 : blockSize;
+    const rows: number[] = [];
     for (const layer of layers) {
-      const keysAndValues = regions.slice(2 * layer, 2 * layer + 2);
-      for (let head = 0; head < headCount; head++) {
-        for (const { block, begin, length } of pieces) {
-          if (!isSplit) {
-            const base = layer * this.#layerBytes + head * this.#blockSize * content;
-            push(base + block * this.#blockLengthBytes + begin * content, length * content);
-            continue;
+      const ofLayer = regions.slice(regionsPerLayer * layer, regionsPerLayer * (layer + 1));
+      for (let head = 0; head < this.headCount; head++) {
+        for (let token = from; token < from + count; ) {
+          const begin = token % blockSize;
+          const length = Math.min(pieceTokens - (begin % pieceTokens), from + count - token);
+          const block = blockIds[Math.floor(token / blockSize)] ?? 0;
+          for (const { offsetBytes, blockStrideBytes } of ofLayer) {
+            const inBlock = (head * blockSize + begin) * width;
+            rows.push(offsetBytes + block * blockStrideBytes + inBlock, length * width);
           }
-          // K and V of a token lie in separate regions; the model has them next to each other.
-          const half = content / 2;
-          for (let token = begin; token < begin + length; token++) {
-            for (const { offsetBytes, blockStrideBytes } of keysAndValues)
-              push(
-                offsetBytes + block * blockStrideBytes + (head * this.#blockSize + token) * half,
-                half,
-              );
-          }
+          token += length;
         }
       }
     }
-    return rows;
+    return new Float64Array(rows);
   }
 
-  async zero(span: TokenSpan): Promise<void> {
-    const rows = this.rowsOf(span);
-    let total = 0;
-    for (let i = 1; i < rows.length; i += 2) total += rows[i] ?? 0;
-    if (total > 0) await this.memory.scatter(rows, new ArrayBuffer(total));
-  }
-
-  contains(address: number): boolean {
-    const { address: begin, lengthBytes } = this.memory;
-    return address >= begin && address < begin + lengthBytes;
-  }
-
-  blockAt(address: number): number {
-    return Math.floor(
-      ((address - this.memory.address) % this.#layerBytes) / this.#blockLengthBytes,
-    );
-  }
-
-  #checkSpan(blockIds: readonly number[], from: number, count: number): void {
-    const blockSize = this.#blockSize;
+  #checkSpan({ blockIds, from, count }: TokenSpan): void {
+    const { blockSize, numBlocks } = this.#options;
     if (from < 0 || count < 0 || from + count > blockIds.length * blockSize) {
       throw new KvError(
         "KV_BLOCKS_MISMATCH",
@@ -343,19 +268,15 @@ class RankCache {
         { details: { from, count, blocks: blockIds.length, blockSize } },
       );
     }
-    const bad = blockIds.find((id) => !Number.isInteger(id) || id < 1 || id >= this.#numBlocks);
+    const bad = blockIds.find((id) => !Number.isInteger(id) || id < 1 || id >= numBlocks);
     if (bad !== undefined) {
       throw new KvError(
         "KV_BLOCKS_OUT_OF_RANGE",
-        `block ${bad} is not one of 1 to ${this.#numBlocks - 1}`,
+        `block ${bad} is not one of 1 to ${numBlocks - 1}`,
         {
-          details: { block: bad, numBlocks: this.#numBlocks },
+          details: { block: bad, numBlocks },
         },
       );
     }
   }
-}
-
-function layersOf({ layers }: KvGeometry): number[] {
-  return Array.from({ length: layers }, (_, layer) => layer);
 }

@@ -1,145 +1,131 @@
 /** Element types of the ONNX specification (`TensorProto.DataType`). */
-export const onnxTypes = { float32: 1, int64: 7, float16: 10 } as const;
-export type OnnxType = keyof typeof onnxTypes;
-
-/** An INT or INTS attribute. */
-type OnnxAttribute = number | readonly number[];
+export const onnxTypes = { float32: 1, int64: 7 } as const;
 
 export interface OnnxNode {
-  op: string;
-  inputs: readonly string[];
-  outputs: readonly string[];
-  attributes: Readonly<Record<string, OnnxAttribute>>;
+  readonly op: string;
+  /** An optional input that is left out is empty. */
+  readonly inputs: readonly string[];
+  readonly outputs: readonly string[];
+  /** A whole number is an INT, any other a FLOAT. */
+  readonly attributes: Readonly<Record<string, number>>;
 }
 
 /** An input or output of the graph; a string is a symbolic dimension. */
 export interface OnnxValue {
-  name: string;
-  type: OnnxType;
-  shape: readonly (number | string)[];
+  readonly name: string;
+  readonly type: keyof typeof onnxTypes;
+  readonly shape: readonly (number | string)[];
 }
 
 /** A constant of the graph: its bytes (little-endian) here, or in a file beside the model. */
 export interface OnnxTensor {
-  name: string;
-  type: OnnxType;
-  shape: readonly number[];
-  data: { inline: Uint8Array } | { file: string; offsetBytes: number; lengthBytes: number };
+  readonly name: string;
+  readonly type: keyof typeof onnxTypes;
+  readonly shape: readonly number[];
+  readonly data:
+    | { inline: Uint8Array }
+    | { file: string; offsetBytes: number; lengthBytes: number };
 }
 
 export interface OnnxGraph {
-  name: string;
-  nodes: readonly OnnxNode[];
-  tensors: readonly OnnxTensor[];
-  inputs: readonly OnnxValue[];
-  outputs: readonly OnnxValue[];
+  readonly name: string;
+  readonly nodes: readonly OnnxNode[];
+  readonly tensors: readonly OnnxTensor[];
+  readonly inputs: readonly OnnxValue[];
+  readonly outputs: readonly OnnxValue[];
 }
 
-/** Encodes a model file (`ModelProto`) with the default operator set in one version. */
-export function encodeOnnx(
-  graph: OnnxGraph,
-  { irVersion, opset, producer }: { irVersion: number; opset: number; producer: string },
-): Uint8Array {
-  const body = new MessageWriter();
-  for (const node of graph.nodes) body.message(1, encodeNode(node));
-  body.text(2, graph.name);
-  for (const tensor of graph.tensors) body.message(5, encodeTensor(tensor));
-  for (const input of graph.inputs) body.message(11, encodeValue(input));
-  for (const output of graph.outputs) body.message(12, encodeValue(output));
-  return new MessageWriter()
-    .integer(1, irVersion)
-    .text(2, producer)
-    .message(7, body)
-    .message(8, new MessageWriter().text(1, "").integer(2, opset))
-    .finish();
+/** Encodes a model file (`ModelProto`) of IR version 11 and opset 23. */
+export function encodeOnnx({ name, nodes, tensors, inputs, outputs }: OnnxGraph): Uint8Array {
+  const graph = message([
+    ...repeated(1, nodes.map(encodeNode)),
+    [2, name],
+    ...repeated(5, tensors.map(encodeTensor)),
+    ...repeated(11, inputs.map(encodeValue)),
+    ...repeated(12, outputs.map(encodeValue)),
+  ]);
+  const opset = message([[2, 23]]);
+  return message([
+    [1, 11],
+    [2, "kv-demo"],
+    [7, graph],
+    [8, opset],
+  ]);
 }
 
-function encodeNode(node: OnnxNode): MessageWriter {
-  const message = new MessageWriter();
-  for (const input of node.inputs) message.text(1, input);
-  for (const output of node.outputs) message.text(2, output);
-  message.text(3, node.outputs[0] ?? "").text(4, node.op);
-  for (const [name, value] of Object.entries(node.attributes))
-    message.message(5, encodeAttribute(name, value));
-  return message;
+function encodeNode({ op, inputs, outputs, attributes }: OnnxNode): Uint8Array {
+  const encoded = Object.entries(attributes).map(([name, value]) =>
+    message(
+      Number.isInteger(value)
+        ? [
+            [1, name],
+            [3, value],
+            [20, 2],
+          ]
+        : [
+            [1, name],
+            [2, Float32Array.of(value)],
+            [20, 1],
+          ],
+    ),
+  );
+  return message([
+    ...repeated(1, inputs),
+    ...repeated(2, outputs),
+    [3, outputs[0] ?? ""],
+    [4, op],
+    ...repeated(5, encoded),
+  ]);
 }
 
-function encodeAttribute(name: string, value: OnnxAttribute): MessageWriter {
-  const message = new MessageWriter().text(1, name);
-  if (typeof value === "number") return message.integer(3, BigInt(value)).integer(20, 2);
-  for (const item of value) message.integer(8, BigInt(item));
-  return message.integer(20, 7);
+function encodeTensor({ name, type, shape, data }: OnnxTensor): Uint8Array {
+  const fields: Fields = [...repeated(1, shape), [2, onnxTypes[type]], [8, name]];
+  if ("inline" in data) return message([...fields, [9, data.inline]]);
+  const { file: location, offsetBytes: offset, lengthBytes: length } = data;
+  const entries = Object.entries({ location, offset, length }).map(([key, value]) =>
+    message([
+      [1, key],
+      [2, String(value)],
+    ]),
+  );
+  const external = 1;
+  return message([...fields, ...repeated(13, entries), [14, external]]);
 }
 
-function encodeTensor(tensor: OnnxTensor): MessageWriter {
-  const message = new MessageWriter();
-  for (const size of tensor.shape) message.integer(1, size);
-  message.integer(2, onnxTypes[tensor.type]).text(8, tensor.name);
-  if ("inline" in tensor.data) return message.bytes(9, tensor.data.inline);
-  const entries = {
-    location: tensor.data.file,
-    offset: String(tensor.data.offsetBytes),
-    length: String(tensor.data.lengthBytes),
-  };
-  for (const [key, value] of Object.entries(entries)) {
-    message.message(13, new MessageWriter().text(1, key).text(2, value));
-  }
-  return message.integer(14, 1);
+function encodeValue({ name, type, shape }: OnnxValue): Uint8Array {
+  const dimensions = shape.map((size) => message([[typeof size === "number" ? 1 : 2, size]]));
+  const tensor = message([
+    [1, onnxTypes[type]],
+    [2, message(repeated(1, dimensions))],
+  ]);
+  return message([
+    [1, name],
+    [2, message([[1, tensor]])],
+  ]);
 }
 
-function encodeValue(value: OnnxValue): MessageWriter {
-  const shape = new MessageWriter();
-  for (const size of value.shape) {
-    const dimension = new MessageWriter();
-    shape.message(
-      1,
-      typeof size === "number" ? dimension.integer(1, size) : dimension.text(2, size),
-    );
-  }
-  const tensor = new MessageWriter().integer(1, onnxTypes[value.type]).message(2, shape);
-  return new MessageWriter().text(1, value.name).message(2, new MessageWriter().message(1, tensor));
+type Value = number | string | Uint8Array | Float32Array;
+type Fields = readonly (readonly [field: number, value: Value])[];
+
+const repeated = (field: number, values: readonly Value[]): Fields =>
+  values.map((value) => [field, value]);
+
+/** A protobuf message of integers, one float, and texts, bytes and messages with their lengths. */
+function message(fields: Fields): Uint8Array {
+  const parts = fields.flatMap(([field, value]) => {
+    if (typeof value === "number") return [varint(field * 8), varint(value)];
+    if (value instanceof Float32Array) return [varint(field * 8 + 5), new Uint8Array(value.buffer)];
+    const bytes = Buffer.from(value);
+    return [varint(field * 8 + 2), varint(bytes.length), bytes];
+  });
+  return Buffer.concat(parts);
 }
 
-const wireTypes = { varint: 0, length: 2 } as const;
-
-/**
- * Writes one protobuf message; fields appear in the order of the calls. Enough for ONNX: varints,
- * strings, messages.
- */
-class MessageWriter {
-  readonly #parts: Uint8Array[] = [];
-
-  /** A non-negative safe integer, or any int64 as bigint (negative ones take ten bytes). */
-  integer(field: number, value: number | bigint): this {
-    return this.#add(field, wireTypes.varint, varint(BigInt(value)));
-  }
-
-  text(field: number, value: string): this {
-    return this.bytes(field, Buffer.from(value));
-  }
-
-  bytes(field: number, value: Uint8Array): this {
-    return this.#add(field, wireTypes.length, varint(BigInt(value.length)), value);
-  }
-
-  message(field: number, value: MessageWriter): this {
-    return this.bytes(field, value.finish());
-  }
-
-  finish(): Uint8Array {
-    return Buffer.concat(this.#parts);
-  }
-
-  #add(field: number, type: number, ...parts: Uint8Array[]): this {
-    this.#parts.push(varint(BigInt(field * 8 + type)), ...parts);
-    return this;
-  }
-}
-
-function varint(value: bigint): Uint8Array {
+/** Of a whole number from 0. */
+function varint(value: number): Uint8Array {
   const bytes: number[] = [];
-  let rest = BigInt.asUintN(64, value);
-  for (; rest > 0x7fn; rest >>= 7n) bytes.push(Number(rest & 0x7fn) | 0x80);
-  bytes.push(Number(rest));
+  let rest = value;
+  for (; rest > 0x7f; rest = Math.floor(rest / 128)) bytes.push((rest % 128) | 0x80);
+  bytes.push(rest);
   return Uint8Array.from(bytes);
 }

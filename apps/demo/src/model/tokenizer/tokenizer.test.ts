@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { afterEach, beforeEach, expect, test } from "vitest";
 import reference from "../../../fixtures/model/bpe/expected.json" with { type: "json" };
-import { TextStream } from "../../http/stop-text.js";
+import { TextStream } from "../../http/text-stream.js";
 import { prepareModel } from "../prepare-model.js";
 import { loadTokenizer } from "./tokenizer.js";
 
@@ -19,7 +19,7 @@ afterEach(async () => {
 });
 
 test("a byte-level BPE tokenizer gives the ids and texts of the reference implementation", async () => {
-  const tokenizer = await loadTokenizer({ directory: bpe, vocabSize: 400 });
+  const tokenizer = await loadTokenizer(bpe, 400);
   for (const { text, ids, decoded } of reference.texts) {
     expect([...tokenizer.encode(text)]).toEqual(ids);
     expect(tokenizer.decode(ids)).toBe(decoded);
@@ -30,7 +30,7 @@ test("a byte-level BPE tokenizer gives the ids and texts of the reference implem
 });
 
 test("a stream of tokens adds up to the whole text and never shows half a character", async () => {
-  const tokenizer = await loadTokenizer({ directory: bpe, vocabSize: 400 });
+  const tokenizer = await loadTokenizer(bpe, 400);
   for (const { ids, decoded } of reference.texts) {
     const stream = new TextStream(tokenizer);
     const parts = ids.map((token) => stream.push(token));
@@ -45,7 +45,7 @@ test("a stream of tokens adds up to the whole text and never shows half a charac
 
 test("the built-in model has words t0, t1, … and a chat template of such words", async () => {
   const { directory } = await prepareModel(undefined, { cacheDirectory: scratch });
-  const tokenizer = await loadTokenizer({ directory, vocabSize: 1024 });
+  const tokenizer = await loadTokenizer(directory, 1024);
   expect([...tokenizer.encode(" t12  t1023\n")]).toEqual([12, 1023]);
   // Ordinary words have a token by hash, none of those with a meaning of their own.
   const text = "t1024 the quick brown fox jumps over the lazy dog";
@@ -67,7 +67,7 @@ test("a WordLevel tokenizer.json is read, and whole words are looked up", async 
     model: { type: "WordLevel", vocab: { no: 0, one: 1, two: 2 }, unk_token: "no" },
   };
   await writeFile(join(scratch, "tokenizer.json"), JSON.stringify(json));
-  const tokenizer = await loadTokenizer({ directory: scratch, vocabSize: 3 });
+  const tokenizer = await loadTokenizer(scratch, 3);
   expect([...tokenizer.encode("two one three")]).toEqual([2, 1, 0]);
   expect(() => tokenizer.encodeChat([{ role: "user", content: "one" }])).toThrow(
     expect.objectContaining({
@@ -80,7 +80,7 @@ test("a WordLevel tokenizer.json is read, and whole words are looked up", async 
 test("chat_template.jinja takes precedence, and a failing template names the reason", async () => {
   await cp(bpe, scratch, { recursive: true });
   await writeFile(join(scratch, "chat_template.jinja"), "{{ raise_exception('no system role') }}");
-  const tokenizer = await loadTokenizer({ directory: scratch, vocabSize: 400 });
+  const tokenizer = await loadTokenizer(scratch, 400);
   expect(() => tokenizer.encodeChat([])).toThrow(
     expect.objectContaining({
       code: "KV_REQUEST_INVALID",
@@ -90,7 +90,7 @@ test("chat_template.jinja takes precedence, and a failing template names the rea
 });
 
 test("a missing or invalid tokenizer file is refused with its own code", async () => {
-  const load = () => loadTokenizer({ directory: scratch, vocabSize: 1 });
+  const load = () => loadTokenizer(scratch, 1);
   await expect(load()).rejects.toMatchObject({ code: "KV_MODEL_UNSUPPORTED" });
   await writeFile(join(scratch, "tokenizer.json"), JSON.stringify({ model: { type: "Strange" } }));
   await expect(load()).rejects.toMatchObject({ code: "KV_MODEL_UNSUPPORTED" });

@@ -6,19 +6,18 @@ const where = "config.json";
 
 test("reads both forms of the rotary parameters", () => {
   const { rope_parameters: _, ...older } = tinyModelConfig();
-  expect(readDecoderConfig({ ...older, rope_theta: 5e5 }, { where }).ropeTheta).toBe(5e5);
-  expect(readDecoderConfig(tinyModelConfig(), { where })).toMatchObject({
+  expect(readDecoderConfig({ ...older, rope_theta: 5e5 }, where).ropeTheta).toBe(5e5);
+  expect(readDecoderConfig(tinyModelConfig(), where)).toMatchObject({
     ropeTheta: 10_000,
     heads: 8,
     kvHeads: 4,
     headDim: 32,
-    padTokenId: 0,
   });
 });
 
 test("head_dim and num_key_value_heads have the defaults of Hugging Face", () => {
   const json = { ...tinyModelConfig(), head_dim: null, num_key_value_heads: undefined };
-  expect(readDecoderConfig(json, { where })).toMatchObject({ headDim: 32, kvHeads: 8 });
+  expect(readDecoderConfig(json, where)).toMatchObject({ headDim: 32, kvHeads: 8 });
 });
 
 test.each<[object, string, RegExp]>([
@@ -32,7 +31,7 @@ test.each<[object, string, RegExp]>([
   [{ vocab_size: -1 }, "KV_CONFIG_INVALID", /vocab_size/],
   [{ num_hidden_layers: "4" }, "KV_CONFIG_INVALID", /num_hidden_layers/],
 ])("refuses %j", (change, code, message) => {
-  expect(() => readDecoderConfig({ ...tinyModelConfig(), ...change }, { where })).toThrow(
+  expect(() => readDecoderConfig({ ...tinyModelConfig(), ...change }, where)).toThrow(
     expect.objectContaining({ code, message: expect.stringMatching(message) }),
   );
 });

@@ -4,27 +4,10 @@ import { z } from "zod";
 /**
  * The decoders that `buildOnnx` writes: RMSNorm, rotary embedding, grouped-query attention, SwiGLU.
  */
-const buildableModelTypes = ["qwen3", "qwen2", "llama", "mistral"] as const;
+const buildableModelTypes = ["qwen3", "qwen2", "llama", "mistral"];
 
-/**
- * The fields of a Hugging Face `config.json` that `buildOnnx` and `seededWeights` use, under
- * shorter names.
- */
-export interface DecoderConfig {
-  modelType: (typeof buildableModelTypes)[number];
-  vocabSize: number;
-  hiddenSize: number;
-  intermediateSize: number;
-  layers: number;
-  heads: number;
-  kvHeads: number;
-  headDim: number;
-  ropeTheta: number;
-  rmsNormEps: number;
-  tieWordEmbeddings: boolean;
-  initializerRange: number;
-  padTokenId: number | undefined;
-}
+/** The fields of a Hugging Face `config.json` that `buildOnnx` uses, under shorter names. */
+export type DecoderConfig = ReturnType<typeof readDecoderConfig>;
 
 const count = z.number().int().positive().max(1_048_576);
 
@@ -53,59 +36,44 @@ const schema = z.looseObject({
   sliding_window: z.number().nullish(),
   use_sliding_window: z.boolean().optional(),
   tie_word_embeddings: z.boolean().default(false),
-  initializer_range: z.number().positive().default(0.02),
-  pad_token_id: z.number().int().nonnegative().nullish(),
 });
 
 /**
- * Reads the JSON of a Hugging Face `config.json` (transformers 4 and 5 forms of the rotary
- * parameters).
- *
- * @throws KvError KV_CONFIG_INVALID where a value is missing or out of range, KV_MODEL_UNSUPPORTED
- * where the model
- *   is one that `buildOnnx` cannot write (another architecture, scaled rotary embedding, sliding windows).
+ * Of transformers 4 and 5.
+ * @throws `KV_CONFIG_INVALID` where a value is missing or out of range, `KV_MODEL_UNSUPPORTED`
+ * where the model is one that `buildOnnx` cannot write.
  */
-export function readDecoderConfig(json: unknown, { where }: { where: string }): DecoderConfig {
+export function readDecoderConfig(json: unknown, where: string) {
   const parsed = schema.safeParse(json);
-  if (!parsed.success) {
-    throw new KvError("KV_CONFIG_INVALID", `${where}: ${z.prettifyError(parsed.error)}`);
-  }
+  const invalid = (message: string) => new KvError("KV_CONFIG_INVALID", `${where}: ${message}`);
+  if (!parsed.success) throw invalid(z.prettifyError(parsed.error));
   const config = parsed.data;
-  const unsupported = (message: string, hint: string): KvError =>
-    new KvError("KV_MODEL_UNSUPPORTED", `${where}: ${message}`, { hint });
-  const exportHint =
-    "export it with Hugging Face optimum (model.onnx with past_key_values) and give that directory";
-
-  const modelType = buildableModelTypes.find((type) => type === config.model_type);
-  if (modelType === undefined) {
-    throw unsupported(
-      `model_type ${config.model_type} is not one of ${buildableModelTypes.join(", ")}`,
-      exportHint,
-    );
-  }
+  const { model_type: modelType, hidden_act: activation, sliding_window: window } = config;
   const ropeType = [config.rope_parameters, config.rope_scaling]
     .map((value) => value?.rope_type ?? value?.type)
     .find((type) => type !== undefined && type !== "default");
-  if (ropeType !== undefined)
-    throw unsupported(`rotary embedding of type ${ropeType}, not default`, exportHint);
-  if (config.hidden_act !== "silu")
-    throw unsupported(`hidden_act ${config.hidden_act}, not silu`, exportHint);
-  const window = config.sliding_window ?? undefined;
-  if (window !== undefined && config.use_sliding_window !== false) {
-    throw unsupported(`sliding_window ${window}; only full attention is built`, exportHint);
+  let unsupported: string | undefined;
+  if (!buildableModelTypes.includes(modelType))
+    unsupported = `model_type ${modelType} is not one of ${buildableModelTypes.join(", ")}`;
+  else if (ropeType !== undefined)
+    unsupported = `rotary embedding of type ${ropeType}, not default`;
+  else if (activation !== "silu") unsupported = `hidden_act ${activation}, not silu`;
+  else if (window != null && config.use_sliding_window !== false)
+    unsupported = `sliding_window ${window}; only full attention is built`;
+  if (unsupported !== undefined) {
+    throw new KvError("KV_MODEL_UNSUPPORTED", `${where}: ${unsupported}`, {
+      hint: "export it with Hugging Face optimum (model.onnx with past_key_values) and give that directory",
+    });
   }
   const heads = config.num_attention_heads;
   const kvHeads = config.num_key_value_heads ?? heads;
-  if (heads % kvHeads !== 0) {
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      `${where}: num_attention_heads ${heads} is not a multiple of num_key_value_heads ${kvHeads}`,
+  if (heads % kvHeads !== 0)
+    throw invalid(
+      `num_attention_heads ${heads} is not a multiple of num_key_value_heads ${kvHeads}`,
     );
-  }
   const headDim = config.head_dim ?? config.hidden_size / heads;
-  if (!Number.isInteger(headDim) || headDim % 2 !== 0) {
-    throw new KvError("KV_CONFIG_INVALID", `${where}: head_dim ${headDim} is not an even integer`);
-  }
+  if (!Number.isInteger(headDim) || headDim % 2 !== 0)
+    throw invalid(`head_dim ${headDim} is not an even integer`);
   return {
     modelType,
     vocabSize: config.vocab_size,
@@ -118,7 +86,5 @@ export function readDecoderConfig(json: unknown, { where }: { where: string }): 
     ropeTheta: config.rope_parameters?.rope_theta ?? config.rope_theta ?? 10_000,
     rmsNormEps: config.rms_norm_eps,
     tieWordEmbeddings: config.tie_word_embeddings,
-    initializerRange: config.initializer_range,
-    padTokenId: config.pad_token_id ?? undefined,
   };
 }

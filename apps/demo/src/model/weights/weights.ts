@@ -1,81 +1,72 @@
 import { KvError } from "@kv/interface";
 import type { DecoderConfig } from "./decoder-config.js";
 
-/**
- * Weights by their Hugging Face names, row-major, converted to float32. One tensor is in memory at
- * a time.
- */
-export interface WeightSource {
-  has(name: string): boolean;
-  shape(name: string): readonly number[];
-  read(name: string): Promise<Float32Array>;
-  close(): Promise<void>;
+/** Row-major, and read as float32. One is in memory at a time. */
+export interface Weight {
+  readonly shape: readonly number[];
+  read(): Promise<Float32Array>;
 }
 
-/** Weights in memory. `unknown` makes the error of a name that there is not. */
-export function weightsOf(
-  weights: ReadonlyMap<string, { readonly shape: readonly number[]; readonly data: Float32Array }>,
-  unknown: (name: string) => KvError,
-): WeightSource {
-  const found = (name: string) => {
-    const weight = weights.get(name);
-    if (weight === undefined) throw unknown(name);
-    return weight;
-  };
+export interface Weights {
+  readonly where: string;
+  /** By their Hugging Face names. */
+  readonly byName: ReadonlyMap<string, Weight>;
+}
+
+/** The linear layers of one decoder layer, `[out, in]` as Hugging Face stores them. */
+export function projectionShapes(config: DecoderConfig) {
+  const { hiddenSize, intermediateSize, headDim } = config;
+  const [queries, keys] = [config.heads * headDim, config.kvHeads * headDim];
   return {
-    has: (name) => weights.has(name),
-    shape: (name) => found(name).shape,
-    read: async (name) => found(name).data,
-    async close() {},
-  };
+    "self_attn.q_proj": [queries, hiddenSize],
+    "self_attn.k_proj": [keys, hiddenSize],
+    "self_attn.v_proj": [keys, hiddenSize],
+    "self_attn.o_proj": [hiddenSize, queries],
+    "mlp.gate_proj": [intermediateSize, hiddenSize],
+    "mlp.up_proj": [intermediateSize, hiddenSize],
+    "mlp.down_proj": [hiddenSize, intermediateSize],
+  } as const;
 }
 
-/** The linear layers of one decoder layer, in the order in which Hugging Face constructs them. */
-export const projections = [
-  "self_attn.q_proj",
-  "self_attn.k_proj",
-  "self_attn.v_proj",
-  "self_attn.o_proj",
-  "mlp.gate_proj",
-  "mlp.up_proj",
-  "mlp.down_proj",
-] as const;
+export type Projection = keyof ReturnType<typeof projectionShapes>;
 
-export type Projection = (typeof projections)[number];
-
-/** `[out, in]`, as Hugging Face stores it. */
-export function projectionShape(
+export function makeWeights(
   config: DecoderConfig,
-  projection: Projection,
-): readonly [number, number] {
-  const { hiddenSize: hidden, intermediateSize: intermediate, headDim } = config;
-  switch (projection) {
-    case "self_attn.q_proj":
-      return [config.heads * headDim, hidden];
-    case "self_attn.k_proj":
-    case "self_attn.v_proj":
-      return [config.kvHeads * headDim, hidden];
-    case "self_attn.o_proj":
-      return [hidden, config.heads * headDim];
-    case "mlp.gate_proj":
-    case "mlp.up_proj":
-      return [intermediate, hidden];
-    case "mlp.down_proj":
-      return [hidden, intermediate];
+  matrixOf: (name: string, shape: readonly [number, number]) => Float32Array,
+): Weights {
+  const byName = new Map<string, Weight>();
+  const add = (name: string, shape: readonly number[], data: Float32Array) =>
+    byName.set(`${name}.weight`, { shape, read: async () => data });
+  const addMatrix = (name: string, shape: readonly [number, number]) =>
+    add(name, shape, matrixOf(name, shape));
+  const addNorm = (name: string, size = config.hiddenSize) =>
+    add(name, [size], new Float32Array(size).fill(1));
+  addMatrix("model.embed_tokens", [config.vocabSize, config.hiddenSize]);
+  for (let layer = 0; layer < config.layers; layer++) {
+    const prefix = `model.layers.${layer}`;
+    for (const [name, shape] of Object.entries(projectionShapes(config)))
+      addMatrix(`${prefix}.${name}`, shape);
+    addNorm(`${prefix}.input_layernorm`);
+    addNorm(`${prefix}.post_attention_layernorm`);
   }
+  addNorm("model.norm");
+  addMatrix("lm_head", [config.vocabSize, config.hiddenSize]);
+  return { where: config.modelType, byName };
 }
 
 /**
  * Reads a weight whose shape must be the one that the config implies.
- *
- * @throws KvError KV_MODEL_UNSUPPORTED naming both shapes.
+ * @throws `KV_MODEL_UNSUPPORTED` naming both shapes.
  */
 export async function readWeight(
-  source: WeightSource,
+  { where, byName }: Weights,
   name: string,
   expected: readonly number[],
 ): Promise<Float32Array> {
-  const shape = source.shape(name);
+  const weight = byName.get(name);
+  if (weight === undefined)
+    throw new KvError("KV_MODEL_UNSUPPORTED", `${where} holds no weight named ${name}`);
+  const { shape } = weight;
   if (shape.length !== expected.length || shape.some((size, axis) => size !== expected[axis])) {
     throw new KvError(
       "KV_MODEL_UNSUPPORTED",
@@ -83,26 +74,5 @@ export async function readWeight(
       { details: { name, shape, expected } },
     );
   }
-  return await source.read(name);
-}
-
-/** Transposes `[rows, columns]`, in tiles so that both sides stay in the CPU cache. */
-export function transposed(
-  data: Float32Array,
-  [rows, columns]: readonly [number, number],
-): Float32Array {
-  const result = new Float32Array(data.length);
-  const tile = 32;
-  for (let top = 0; top < rows; top += tile) {
-    const bottom = Math.min(top + tile, rows);
-    for (let left = 0; left < columns; left += tile) {
-      const right = Math.min(left + tile, columns);
-      for (let row = top; row < bottom; row++) {
-        for (let column = left; column < right; column++) {
-          result[column * rows + row] = data[row * columns + column] as number;
-        }
-      }
-    }
-  }
-  return result;
+  return weight.read();
 }

@@ -1,7 +1,6 @@
 /**
- * Shared with the model's thread: 1 while it loads or runs a step. ONNX Runtime aborts the process
- * (exit code 134) when Node ends the thread during a call. So the process waits for the call when
- * it exits.
+ * 1 while the model's thread loads or runs a step. ONNX Runtime aborts the process (exit code 134)
+ * when Node ends the thread during a call, so the process waits for it at its exit.
  */
 export type BusyFlag = Int32Array<SharedArrayBuffer>;
 
@@ -18,9 +17,7 @@ export function setIdle(flag: BusyFlag): void {
   Atomics.notify(flag, 0);
 }
 
-/**
- * A step of the longest prompt takes seconds. A thread that hangs must not block the exit for ever.
- */
+/** A step of the longest prompt takes seconds. */
 const exitWaitMs = 10_000;
 
 // One listener for all models: Node warns of a leak at eleven listeners.
@@ -29,11 +26,12 @@ function waitForAll(): void {
   for (const flag of flags) Atomics.wait(flag, 0, 1, exitWaitMs);
 }
 
-/** Makes the process wait at its exit while the flag is busy. Returns a function that ends this. */
+/** Returns a function that ends the wait. */
 export function waitAtExit(flag: BusyFlag): () => void {
   if (flags.size === 0) process.on("exit", waitForAll);
   flags.add(flag);
   return () => {
-    if (flags.delete(flag) && flags.size === 0) process.off("exit", waitForAll);
+    flags.delete(flag);
+    if (flags.size === 0) process.off("exit", waitForAll);
   };
 }

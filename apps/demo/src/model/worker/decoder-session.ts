@@ -1,200 +1,169 @@
+import { KvError } from "@kv/interface";
 import { InferenceSession, Tensor } from "onnxruntime-node";
 import { float16ToFloat32, float32ToFloat16 } from "../weights/float16.js";
 import { type LayerKv, unpackWire } from "./wire-order.js";
-import { FaultError, type SessionShape, type WorkerStart } from "./worker-protocol.js";
+import type { SessionShape, WorkerData } from "./worker-protocol.js";
 
-/**
- * The keys and values of one sequence, as the model's own tensors: the outputs of one step are the
- * inputs of the next.
- */
+/** Of one sequence, as the model's own tensors. */
 export interface Past {
-  tokens: number;
-  tensors: Readonly<Record<string, Tensor>>;
+  readonly tokens: number;
+  readonly tensors: Readonly<Record<string, Tensor>>;
 }
 
-/**
- * A decoder exported with `past_key_values.*` and `present.*`; runs on the thread that calls it.
- */
-export type DecoderSession = ReturnType<typeof decoderSession>;
-
 const pastName = /^past_key_values\.(\d+)\.(key|value)$/;
+const presentOf = (name: string) => name.replace("past_key_values.", "present.");
+
+const int64 = (values: BigInt64Array) => new Tensor("int64", values, [1, values.length]);
 
 /** The other inputs of known exports; a model with any other input is refused. */
 const inputValues: Readonly<Record<string, (tokens: Int32Array, past: number) => Tensor>> = {
-  input_ids: (tokens) =>
-    new Tensor("int64", BigInt64Array.from(tokens, BigInt), [1, tokens.length]),
-  attention_mask: (tokens, past) =>
-    new Tensor("int64", new BigInt64Array(past + tokens.length).fill(1n), [
-      1,
-      past + tokens.length,
-    ]),
-  position_ids: (tokens, past) =>
-    new Tensor(
-      "int64",
-      BigInt64Array.from(tokens, (_, i) => BigInt(past + i)),
-      [1, tokens.length],
-    ),
+  input_ids: (tokens) => int64(BigInt64Array.from(tokens, BigInt)),
+  attention_mask: (tokens, past) => int64(new BigInt64Array(past + tokens.length).fill(1n)),
+  position_ids: (tokens, past) => int64(BigInt64Array.from(tokens, (_, i) => BigInt(past + i))),
   use_cache_branch: (_, past) => new Tensor("bool", Uint8Array.of(past > 0 ? 1 : 0), [1]),
   num_logits_to_keep: () => new Tensor("int64", BigInt64Array.of(1n), []),
 };
 
-export async function openDecoder(start: WorkerStart): Promise<DecoderSession> {
-  const session = await InferenceSession.create(start.onnxPath, {
-    executionProviders: ["cpu"],
-    intraOpNumThreads: start.intraOpThreads,
-    interOpNumThreads: 1,
-    executionMode: "sequential",
-    graphOptimizationLevel: "all",
-    logSeverityLevel: 3,
-  });
-  try {
-    return decoderSession(session, start);
-  } catch (error) {
-    await session.release();
-    throw error;
+/**
+ * A decoder exported with `past_key_values.*` and `present.*`; runs on the thread that calls it.
+ */
+export class DecoderSession {
+  readonly shape: SessionShape;
+  readonly #session: InferenceSession;
+  readonly #pastNames: readonly string[];
+
+  private constructor(session: InferenceSession, shape: SessionShape) {
+    this.#session = session;
+    this.shape = shape;
+    this.#pastNames = session.inputNames.filter((name) => pastName.test(name));
   }
-}
 
-function decoderSession(session: InferenceSession, start: WorkerStart) {
-  const shape = sessionShape(session, start);
-  const { layers, kvHeads, headDim, kvType } = shape;
-  const pastNames = Array.from({ length: layers }, (_, layer) => ({
-    key: `past_key_values.${layer}.key`,
-    value: `past_key_values.${layer}.value`,
-  }));
-  const others = session.inputNames.filter((name) => !pastName.test(name));
-  const wanted = [
-    "logits",
-    ...pastNames.flatMap(({ key, value }) => [presentOf(key), presentOf(value)]),
-  ];
-
-  const tensorOf = (data: Float32Array, tokens: number): Tensor => {
-    const dims = [1, kvHeads, tokens, headDim];
-    return kvType === "float32"
-      ? new Tensor("float32", data, dims)
-      : new Tensor("float16", float32ToFloat16(data), dims);
-  };
-  const pastOf = (kv: readonly LayerKv[], tokens: number): Past => {
-    const tensors: Record<string, Tensor> = {};
-    pastNames.forEach((names, layer) => {
-      tensors[names.key] = tensorOf(kv[layer]?.key ?? new Float32Array(0), tokens);
-      tensors[names.value] = tensorOf(kv[layer]?.value ?? new Float32Array(0), tokens);
+  static async open(options: WorkerData): Promise<DecoderSession> {
+    const session = await InferenceSession.create(options.onnxPath, {
+      executionProviders: ["cpu"],
+      intraOpNumThreads: options.intraOpThreads,
+      interOpNumThreads: 1,
+      executionMode: "sequential",
+      graphOptimizationLevel: "all",
+      logSeverityLevel: 3,
     });
-    return { tokens, tensors };
-  };
+    try {
+      return new DecoderSession(session, sessionShape(session, options));
+    } catch (error) {
+      await session.release();
+      throw error;
+    }
+  }
 
-  return {
-    shape,
-    emptyPast: () => pastOf([], 0),
-    pastFromWire: (kv: ArrayBuffer, tokens: number) =>
-      pastOf(unpackWire(kv, shape, tokens), tokens),
-    /**
-     * Keys and values of every layer, each `[kv_head][token][head_dim]`; views where the model's
-     * type is float32.
-     */
-    layersOf: ({ tensors }: Past): LayerKv[] =>
-      pastNames.map(({ key, value }) => ({
-        key: floats(tensors, key),
-        value: floats(tensors, value),
-      })),
-    /** Runs `tokens` after `past`; `logits` are those of the last position. */
-    async run(past: Past, tokens: Int32Array): Promise<{ logits: Float32Array; past: Past }> {
-      const feeds: Record<string, Tensor> = { ...past.tensors };
-      for (const name of others) {
-        const make = inputValues[name];
-        if (make !== undefined) feeds[name] = make(tokens, past.tokens);
-      }
-      const outputs = await session.run(feeds, wanted);
-      const total = past.tokens + tokens.length;
-      const tensors: Record<string, Tensor> = {};
-      for (const name of pastNames.flatMap(({ key, value }) => [key, value])) {
-        const present = outputs[presentOf(name)];
-        if (present === undefined || present.dims[2] !== total) {
-          throw new FaultError({
-            code: "KV_MODEL_UNSUPPORTED",
-            message: `output ${presentOf(name)} has the shape [${present?.dims.join(", ")}], ${total} tokens expected`,
-          });
-        }
-        tensors[name] = present;
-      }
-      const rows = floats(outputs, "logits");
-      const vocabSize = outputs.logits?.dims.at(-1) ?? 0;
-      return { logits: rows.subarray(rows.length - vocabSize), past: { tokens: total, tensors } };
-    },
-    close: async () => await session.release(),
-  };
-}
+  pastFromWire(kv: ArrayBuffer, tokens: number): Past {
+    const { kvHeads, headDim, kvType } = this.shape;
+    const tensorOf = (data: Float32Array) => {
+      const dims = [1, kvHeads, tokens, headDim];
+      return kvType === "float32"
+        ? new Tensor("float32", data, dims)
+        : new Tensor("float16", float32ToFloat16(data), dims);
+    };
+    const layers = unpackWire(kv, this.shape, tokens);
+    const entries = layers.flatMap(({ key, value }, layer) => [
+      [`past_key_values.${layer}.key`, tensorOf(key)],
+      [`past_key_values.${layer}.value`, tensorOf(value)],
+    ]);
+    return { tokens, tensors: Object.fromEntries(entries) as Past["tensors"] };
+  }
 
-function presentOf(name: string): string {
-  return name.replace("past_key_values.", "present.");
+  /** Views where the model's type is float32. */
+  layersOf({ tensors }: Past): LayerKv[] {
+    return Array.from({ length: this.shape.layers }, (_, layer) => ({
+      key: floats(tensors, `past_key_values.${layer}.key`),
+      value: floats(tensors, `past_key_values.${layer}.value`),
+    }));
+  }
+
+  /** Runs `tokens` after `past`. `logits` are those of the last position. */
+  async run(past: Past, tokens: Int32Array): Promise<{ logits: Float32Array; present: Past }> {
+    const feeds: Record<string, Tensor> = { ...past.tensors };
+    for (const name of this.#session.inputNames) {
+      const value = inputValues[name]?.(tokens, past.tokens);
+      if (value !== undefined) feeds[name] = value;
+    }
+    const wanted = ["logits", ...this.#pastNames.map(presentOf)];
+    const outputs = await this.#session.run(feeds, wanted);
+    const total = past.tokens + tokens.length;
+    const tensors: Record<string, Tensor> = {};
+    for (const name of this.#pastNames) {
+      const present = outputs[presentOf(name)];
+      if (present === undefined || present.dims[2] !== total) {
+        throw new KvError(
+          "KV_MODEL_UNSUPPORTED",
+          `output ${presentOf(name)} has the shape [${present?.dims.join(", ")}], ${total} tokens expected`,
+        );
+      }
+      tensors[name] = present;
+    }
+    const rows = floats(outputs, "logits");
+    const vocabSize = outputs["logits"]?.dims.at(-1) ?? 0;
+    const logits = rows.subarray(rows.length - vocabSize);
+    return { logits, present: { tokens: total, tensors } };
+  }
+
+  close(): Promise<void> {
+    return this.#session.release();
+  }
 }
 
 function floats(tensors: Readonly<Record<string, Tensor>>, name: string): Float32Array {
-  const data = tensors[name]?.data;
+  const tensor = tensors[name];
+  const data = tensor?.data;
   if (data instanceof Float32Array) return data;
   // Half precision: a Uint16Array, or a Float16Array where the runtime has one.
-  if (ArrayBuffer.isView(data) && data.byteLength === 2 * (tensors[name]?.size ?? 0)) {
+  if (ArrayBuffer.isView(data) && data.byteLength === 2 * (tensor?.size ?? 0))
     return float16ToFloat32(new Uint16Array(data.buffer, data.byteOffset, data.byteLength / 2));
-  }
-  throw new FaultError({
-    code: "KV_MODEL_UNSUPPORTED",
-    message: `tensor ${name} is ${tensors[name]?.type}`,
-  });
+  throw new KvError("KV_MODEL_UNSUPPORTED", `tensor ${name} is ${tensor?.type}`);
 }
 
-function sessionShape(session: InferenceSession, start: WorkerStart): SessionShape {
+function sessionShape(session: InferenceSession, options: WorkerData): SessionShape {
+  const { inputNames, outputNames, inputMetadata, outputMetadata } = session;
   const refuse = (
     message: string,
     hint = "export a decoder with past_key_values by Hugging Face optimum",
   ): never => {
-    throw new FaultError({
-      code: "KV_MODEL_UNSUPPORTED",
-      message: `${start.onnxPath}: ${message}`,
-      hint,
-    });
+    throw new KvError("KV_MODEL_UNSUPPORTED", `${options.onnxPath}: ${message}`, { hint });
   };
-  const pasts = session.inputMetadata.filter(({ name }) => pastName.test(name));
-  const first = pasts[0];
-  if (first === undefined) return refuse("it has no input past_key_values.0.key");
+  const pasts = inputMetadata.filter(({ name }) => pastName.test(name));
+  if (pasts.length === 0) refuse("it has no input past_key_values.0.key");
   const layers = pasts.length / 2;
   for (let layer = 0; layer < layers; layer++) {
     for (const part of ["key", "value"]) {
       const name = `past_key_values.${layer}.${part}`;
-      if (!session.inputNames.includes(name))
-        return refuse(`${pasts.length} inputs of the past, but no ${name}`);
-      if (!session.outputNames.includes(presentOf(name)))
-        return refuse(`it has no output ${presentOf(name)}`);
+      if (!inputNames.includes(name)) refuse(`${pasts.length} inputs of the past, but no ${name}`);
+      if (!outputNames.includes(presentOf(name))) refuse(`it has no output ${presentOf(name)}`);
     }
   }
-  if (!session.outputNames.includes("logits")) return refuse("it has no output logits");
-  for (const name of session.inputNames) {
-    if (!pastName.test(name) && !Object.hasOwn(inputValues, name))
-      return refuse(`it has an unknown input ${name}`);
-  }
+  if (!outputNames.includes("logits")) refuse("it has no output logits");
+  const unknown = inputNames.find(
+    (name) => !pastName.test(name) && !Object.hasOwn(inputValues, name),
+  );
+  if (unknown !== undefined) refuse(`it has an unknown input ${unknown}`);
 
+  const types = [...new Set(pasts.map((past) => (past.isTensor ? past.type : "no tensor")))];
+  const [kvType] = types;
+  if (types.length > 1 || (kvType !== "float32" && kvType !== "float16"))
+    return refuse(`its past is ${types.join(" and ")}, not float32 or float16`);
+  const shapes = pasts.map((past) => (past.isTensor ? past.shape : []));
+  const rank = shapes[0]?.length;
+  if (rank !== 4) refuse(`its past has ${rank} dimensions, not [batch, kv_heads, past, head_dim]`);
   const dimension = (axis: number, fallback: number | undefined, what: string): number => {
-    const sizes = new Set(pasts.map((past) => (past.isTensor ? past.shape[axis] : undefined)));
-    const size = [...sizes][0];
-    if (sizes.size > 1) return refuse(`its layers differ in ${what}: ${[...sizes].join(", ")}`);
-    const known = typeof size === "number" ? size : fallback;
-    return known ?? refuse(`neither its past nor config.json has the ${what}`);
+    const [size, ...others] = new Set(shapes.map((shape) => shape[axis]));
+    if (others.length > 0) refuse(`its layers differ in ${what}: ${[size, ...others].join(", ")}`);
+    if (typeof size === "number") return size;
+    return fallback ?? refuse(`neither its past nor config.json has the ${what}`);
   };
-  const types = new Set(pasts.map((past) => (past.isTensor ? past.type : "no tensor")));
-  const kvType = [...types][0];
-  if (types.size > 1 || (kvType !== "float32" && kvType !== "float16")) {
-    return refuse(`its past is ${[...types].join(" and ")}, not float32 or float16`);
-  }
-  if (first.isTensor && first.shape.length !== 4) {
-    return refuse(
-      `its past has ${first.shape.length} dimensions, not [batch, kv_heads, past, head_dim]`,
-    );
-  }
-  const logits = session.outputMetadata.find(({ name }) => name === "logits");
+  const logits = outputMetadata.find(({ name }) => name === "logits");
   const vocabSize = logits?.isTensor === true ? logits.shape.at(-1) : undefined;
   return {
     layers,
-    kvHeads: dimension(1, start.kvHeads, "number of KV heads"),
-    headDim: dimension(3, start.headDim, "head size"),
+    kvHeads: dimension(1, options.kvHeads, "number of KV heads"),
+    headDim: dimension(3, options.headDim, "head size"),
     kvType,
     vocabSize: typeof vocabSize === "number" ? vocabSize : undefined,
   };

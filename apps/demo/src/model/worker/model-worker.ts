@@ -1,14 +1,14 @@
 import { parentPort, workerData } from "node:worker_threads";
+import { KvError } from "@kv/interface";
 import { setBusy, setIdle } from "./busy-flag.js";
-import { type DecoderSession, openDecoder, type Past } from "./decoder-session.js";
+import { DecoderSession, type Past } from "./decoder-session.js";
 import { topLogprobs } from "./top-logprobs.js";
 import { packWire } from "./wire-order.js";
 import {
-  FaultError,
   type ForwardDone,
   type ForwardJob,
   type FromWorker,
-  faultOf,
+  failed,
   type ToWorker,
   type WorkerData,
 } from "./worker-protocol.js";
@@ -17,7 +17,7 @@ import {
 const port = parentPort;
 if (port === null) throw new Error("model-worker is started by loadModel, not by itself");
 
-const { start, busy } = workerData as WorkerData;
+const options = workerData as WorkerData;
 
 // ONNX Runtime 1.30 hands half-precision data to its native part as Float16Array where the runtime
 // has one (Node 24), and the native part cannot read that. This thread's globals are its own.
@@ -25,7 +25,7 @@ Reflect.deleteProperty(globalThis, "Float16Array");
 
 /** Marks the thread idle before it sends: the receiver may start the next step at once. */
 const send = (message: FromWorker, transfer: ArrayBuffer[] = []): void => {
-  setIdle(busy);
+  setIdle(options.busy);
   port.postMessage(message, transfer);
 };
 
@@ -33,22 +33,20 @@ const pasts = new Map<string, Past>();
 
 async function answer(message: ToWorker, decoder: DecoderSession): Promise<void> {
   if (message.kind === "close") {
-    setBusy(busy);
+    setBusy(options.busy);
     await decoder.close();
-    setIdle(busy);
+    setIdle(options.busy);
     port?.close();
-    return;
-  }
-  try {
-    if (message.kind === "drop") {
-      pasts.delete(message.sequenceId);
-      send({ kind: "done", id: message.id, result: undefined });
-    } else {
+  } else if (message.kind === "drop") {
+    pasts.delete(message.sequenceId);
+    send({ result: undefined });
+  } else {
+    try {
       const result = await forward(message.job, decoder);
-      send({ kind: "done", id: message.id, result }, [result.newKv]);
+      send({ result }, [result.newKv]);
+    } catch (error) {
+      send(failed(error, "KV_ENGINE_FAILED"));
     }
-  } catch (error) {
-    send({ kind: "failed", id: message.id, fault: faultOf(error, "KV_ENGINE_FAILED") });
   }
 }
 
@@ -58,49 +56,42 @@ async function forward(job: ForwardJob, decoder: DecoderSession): Promise<Forwar
   const isContinued = job.past === undefined && job.position > 0;
   // A sequence that is not continued has no past until the step has succeeded.
   if (!isContinued) pasts.delete(sequenceId);
-  const step = await decoder.run(past, job.tokens);
-  const top = topLogprobs(step.logits, job.topLogprobs);
+  const { logits, present } = await decoder.run(past, job.tokens);
+  const top = topLogprobs(logits, job.topLogprobs);
   if (top === undefined) {
-    throw new FaultError({
-      code: "KV_ENGINE_FAILED",
-      message: `the logits after position ${step.past.tokens - 1} of sequence ${sequenceId} are not finite`,
-      hint: "the KV cache that was loaded for it is probably damaged",
-    });
+    throw new KvError(
+      "KV_ENGINE_FAILED",
+      `the logits after position ${present.tokens - 1} of sequence ${sequenceId} are not finite`,
+      { hint: "the KV cache that was loaded for it is probably damaged" },
+    );
   }
-  pasts.set(sequenceId, step.past);
+  pasts.set(sequenceId, present);
   const { kvHeads, headDim } = decoder.shape;
-  const newKv = packWire(decoder.layersOf(step.past), {
-    kvHeads,
-    headDim,
-    total: step.past.tokens,
-    from: past.tokens,
-    to: step.past.tokens,
-  });
+  const span = { total: present.tokens, from: past.tokens, to: present.tokens };
+  const newKv = packWire(decoder.layersOf(present), { kvHeads, headDim, ...span });
   return { topTokens: top.tokens, topLogprobs: top.logprobs, newKv };
 }
 
 function pastFor({ sequenceId, position, past }: ForwardJob, decoder: DecoderSession): Past {
   if (past !== undefined) return decoder.pastFromWire(past.kv, past.tokens);
-  if (position === 0) return decoder.emptyPast();
+  if (position === 0) return decoder.pastFromWire(new ArrayBuffer(0), 0);
   const kept = pasts.get(sequenceId);
   if (kept?.tokens === position) return kept;
-  throw new FaultError({
-    code: "KV_REQUEST_INVALID",
-    message: `sequence ${sequenceId} cannot continue at position ${position}: the model holds ${kept?.tokens ?? "none"} of its tokens`,
-    hint: "give its past again",
-    details: { sequenceId, position, held: kept?.tokens ?? 0 },
-  });
+  throw new KvError(
+    "KV_REQUEST_INVALID",
+    `sequence ${sequenceId} cannot continue at position ${position}: the model holds ${kept?.tokens ?? "none"} of its tokens`,
+    {
+      hint: "give its past again",
+      details: { sequenceId, position, held: kept?.tokens ?? 0 },
+    },
+  );
 }
 
 try {
-  const decoder = await openDecoder(start);
-  // Steps run one after another in the order of their messages.
-  let last: Promise<void> = Promise.resolve();
-  port.on("message", (message: ToWorker) => {
-    last = last.then(() => answer(message, decoder));
-  });
-  send({ kind: "ready", shape: decoder.shape });
+  const decoder = await DecoderSession.open(options);
+  port.on("message", (message: ToWorker) => void answer(message, decoder));
+  send({ result: decoder.shape });
 } catch (error) {
-  send({ kind: "unusable", fault: faultOf(error, "KV_MODEL_UNSUPPORTED") });
+  send(failed(error, "KV_MODEL_UNSUPPORTED"));
   port.close();
 }

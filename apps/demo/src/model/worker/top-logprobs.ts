@@ -1,7 +1,6 @@
 /**
- * The `count` most likely tokens of one row of logits with their natural log-probabilities, best
- * first; of equal ones the lowest token id first, so that the first is the greedy choice. Undefined
- * when a logit is NaN or the largest is infinite: nothing can be chosen from those.
+ * The `count` most likely tokens of one row of logits, best first, of equal ones the lowest id.
+ * Undefined when a logit is NaN or the largest is infinite.
  */
 export function topLogprobs(
   logits: Float32Array,

@@ -1,10 +1,9 @@
 import type { KvGeometry } from "../../engine/cache/kv-layout.js";
 
 /**
- * Keys and values of one layer in the model's own order, each `[kv_head][token][head_dim]`. KV in
- * *wire order*, as it is sent between threads and stored in the pool, is float32
- * `[layer][kv_head][token][2 * head_dim]`, the key of a token (after the rotary embedding) and then
- * its value. The tokens of a block and a head are then contiguous.
+ * Keys and values of one layer in the model's own order, each `[kv_head][token][head_dim]`. Wire
+ * order, as it is sent between threads and stored in the pool, is float32
+ * `[layer][kv_head][token][2 * head_dim]`, key and then value.
  */
 export interface LayerKv {
   key: Float32Array;

@@ -1,67 +1,45 @@
-import type { KvErrorCode } from "@kv/interface";
+import { KvError, type KvErrorCode, type KvErrorOptions } from "@kv/interface";
 import type { KvGeometry } from "../../engine/cache/kv-layout.js";
 import type { ForwardInput, ForwardOutput } from "../../engine/engine-model.js";
 import type { BusyFlag } from "./busy-flag.js";
 
 export interface WorkerData {
-  start: WorkerStart;
-  busy: BusyFlag;
-}
-
-export interface WorkerStart {
-  onnxPath: string;
-  intraOpThreads: number;
+  readonly busy: BusyFlag;
+  readonly onnxPath: string;
+  readonly intraOpThreads: number;
   /** From config.json; used when the ONNX file has a symbolic dimension. */
-  kvHeads: number | undefined;
-  headDim: number | undefined;
+  readonly kvHeads: number | undefined;
+  readonly headDim: number | undefined;
 }
 
 /** The model's shape, as the ONNX session reports it. */
 export interface SessionShape extends KvGeometry {
   /** Element type of the model's own past; the wire order is float32 either way. */
-  kvType: "float32" | "float16";
-  vocabSize: number | undefined;
+  readonly kvType: "float32" | "float16";
+  readonly vocabSize: number | undefined;
 }
 
 export type ForwardJob = ForwardInput & { topLogprobs: number };
 
 export interface ForwardDone extends ForwardOutput {
-  /** KV of the tokens of this call, in wire order. */
   newKv: ArrayBuffer;
 }
 
 export type ToWorker =
-  | { kind: "forward"; id: number; job: ForwardJob }
-  | { kind: "drop"; id: number; sequenceId: string }
+  | { kind: "forward"; job: ForwardJob }
+  | { kind: "drop"; sequenceId: string }
   | { kind: "close" };
 
+/** The first one has the shape of the opened session. */
 export type FromWorker =
-  | { kind: "ready"; shape: SessionShape }
-  | { kind: "unusable"; fault: Fault }
-  | { kind: "done"; id: number; result: ForwardDone | undefined }
-  | { kind: "failed"; id: number; fault: Fault };
+  | { result: SessionShape | ForwardDone | undefined }
+  | { error: { code: KvErrorCode; message: string } & KvErrorOptions };
 
-/** An error that is sent between threads: structured clone drops the fields of an `Error`. */
-export interface Fault {
-  code: KvErrorCode;
-  message: string;
-  hint?: string;
-  details?: Record<string, unknown>;
-}
-
-/**
- * The worker's files import nothing of the workspace at run time, so that the thread starts the
- * same way from source and from a bundle. The main thread turns their errors into a `KvError`.
- */
-export class FaultError extends Error {
-  readonly fault: Fault;
-  constructor(fault: Fault) {
-    super(fault.message);
-    this.fault = fault;
-  }
-}
-
-export function faultOf(error: unknown, code: KvErrorCode): Fault {
-  if (error instanceof FaultError) return error.fault;
-  return { code, message: error instanceof Error ? error.message : String(error) };
+/** Structured clone drops the fields of an `Error`. */
+export function failed(error: unknown, code: KvErrorCode): FromWorker {
+  const failure = KvError.is(error)
+    ? error
+    : new KvError(code, error instanceof Error ? error.message : String(error));
+  const { message, hint, details } = failure;
+  return { error: { code: failure.code, message, hint, details } };
 }

@@ -11,78 +11,11 @@ import {
   type ModelDraft,
 } from "../model-draft.js";
 
-/** Heads and head size of a model, for most architectures. */
 interface HeadShape {
   readonly heads: number;
   readonly kvHeads: number;
   readonly headSize: number;
 }
-
-/**
- * Where a config lacks KV heads or a head size, the values that transformers 5 gives to models of a
- * type.
- */
-const KV_HEADS_OF_TYPE: Readonly<Record<string, number>> = {
-  mistral: 8,
-  ministral3: 8,
-  mixtral: 8,
-  phimoe: 8,
-  gpt_oss: 8,
-  jamba: 8,
-  falcon_h1: 8,
-  lfm2: 8,
-  lfm2_moe: 8,
-  minimax_m2: 8,
-  seed_oss: 8,
-  nemotron_h: 8,
-  llama4_text: 8,
-  gemma: 16,
-  gemma2: 4,
-  gemma3_text: 4,
-  gemma4_text: 4,
-  qwen2: 32,
-  qwen3: 32,
-  qwen3_moe: 4,
-  qwen2_moe: 16,
-  qwen3_next: 2,
-  starcoder2: 2,
-  glm: 2,
-  glm4: 2,
-  glm4_moe: 8,
-  ernie4_5: 2,
-  ernie4_5_moe: 4,
-  smollm3: 4,
-  qwen3_5_text: 4,
-  qwen3_5_moe_text: 2,
-  stablelm: 32,
-  olmoe: 16,
-  gemma3n_text: 2,
-};
-const HEADS_OF_TYPE: Readonly<Record<string, number>> = { gemma3_text: 8, gemma4_text: 8 };
-const HEAD_SIZE_OF_TYPE: Readonly<Record<string, number>> = {
-  gemma: 256,
-  gemma2: 256,
-  gemma3_text: 256,
-  gemma3n_text: 256,
-  gemma4_text: 256,
-  qwen3: 128,
-  qwen3_next: 256,
-  qwen3_5_text: 256,
-  qwen3_5_moe_text: 256,
-  qwen3_vl_text: 128,
-  qwen3_vl_moe_text: 128,
-  gpt_oss: 64,
-  glm: 128,
-  glm4: 128,
-  ernie4_5: 128,
-  seed_oss: 128,
-  minimax_m2: 128,
-  nemotron_h: 128,
-  llama4_text: 128,
-  helium: 128,
-  afmoe: 128,
-  step3p5: 128,
-};
 
 const LAYERS = ["num_hidden_layers", "n_layer", "n_layers", "num_layers"];
 const HEADS = ["num_attention_heads", "n_head", "n_heads"];
@@ -97,60 +30,62 @@ const KV_HEADS = [
 ];
 
 /**
- * Layers, heads and head size, with vLLM's aliases of the fields.
+ * Reads vLLM's aliases of the fields.
  * @throws The errors of `headShapeOf`.
  */
 export function shapeOf(
   context: ModelContext,
   kvHeadsOf?: (context: ModelContext) => number | undefined,
+  equalHeads = false,
 ): HeadShape & { readonly layers: number } {
-  return { layers: context.fields.layers(LAYERS), ...headShapeOf(context, kvHeadsOf) };
+  const layers = context.fields.layers(LAYERS);
+  return { layers, ...headShapeOf(context, kvHeadsOf, equalHeads) };
 }
 
 /**
- * Heads and head size, with vLLM's aliases of the fields.
- * @throws `KV_CONFIG_INVALID`; `KV_PLAN_UNSUPPORTED` for a TP size that vLLM refuses.
+ * Reads vLLM's aliases of the fields.
+ * @throws `KV_CONFIG_INVALID`; `KV_PLAN_UNSUPPORTED` for heads and TP sizes that vLLM refuses.
  */
 export function headShapeOf(
   context: ModelContext,
   kvHeadsOf?: (context: ModelContext) => number | undefined,
+  equalHeads = false,
 ): HeadShape {
-  const { fields, assumed } = context;
+  const { fields, assumed, shapes } = context;
   const type = fields.text("model_type") ?? "";
-  const heads = fields.count(HEADS, HEADS_OF_TYPE[type]);
+  const [knownHeads, knownKvHeads, knownSize] = shapes[type] ?? [];
+  const heads = fields.count(HEADS, knownHeads ?? undefined);
   divided(context, heads, "attention heads");
   let kvHeads = kvHeadsOf?.(context) ?? fields.optionalCount(...KV_HEADS);
   if (kvHeads === undefined || kvHeads === 0) {
-    kvHeads = KV_HEADS_OF_TYPE[type] ?? heads;
+    kvHeads = knownKvHeads ?? heads;
     const why =
-      KV_HEADS_OF_TYPE[type] === undefined
-        ? "as many as attention heads"
-        : `as models of type ${type} have it`;
+      knownKvHeads == null ? "as many as attention heads" : `as models of type ${type} have it`;
     assumed.push(`num_key_value_heads is missing: ${why}, ${kvHeads}`);
   }
   const said = fields.optionalCount("head_dim", "hidden_size_per_head", "kv_channels");
-  const known = HEAD_SIZE_OF_TYPE[type];
+  const known = knownSize ?? undefined;
   if (said === undefined)
     assumed.push(
       known === undefined
         ? "head_dim is missing: hidden_size / num_attention_heads"
         : `head_dim is missing: as models of type ${type} have it, ${known}`,
     );
-  const headSize = said || known || fields.count(HIDDEN) / heads;
+  const sizeOfEqual = () => fields.count(HIDDEN) / heads;
+  const headSize = equalHeads ? sizeOfEqual() : said || known || sizeOfEqual();
   if (!Number.isInteger(headSize))
     throw new KvError(
-      "KV_CONFIG_INVALID",
+      "KV_PLAN_UNSUPPORTED",
       `${context.name}: hidden_size does not divide into ${heads} attention heads, and head_dim is missing`,
     );
   if (heads % kvHeads !== 0)
     throw new KvError(
-      "KV_CONFIG_INVALID",
+      "KV_PLAN_UNSUPPORTED",
       `${context.name}: ${heads} attention heads do not divide among ${kvHeads} KV heads`,
     );
   return { heads, kvHeads, headSize };
 }
 
-/** K and V of the KV heads of a rank. */
 export function attentionSpec(
   context: ModelContext,
   given: {
@@ -177,50 +112,53 @@ export function attentionSpec(
   return { class: "FullAttentionSpec", ...shape };
 }
 
-/** How an architecture names its layers, and which of them have a window. */
-export interface DenseRules {
-  readonly family: string;
-  /** Name of a layer's cache, with `*` for its number. */
-  readonly layerName?: string;
+/** Attention in every layer, as the table of architectures describes it. */
+export interface AttentionRule {
+  /** Cache name, in which `*` is the layer's number. */
+  readonly layer?: string;
   /**
-   * `model`: one window for all layers, or none. `types`: by the layer's type too. `off`: no window
-   * while `use_sliding_window` is off. Default `model`.
+   * `model`: one window for all layers, or none; or a window in the layers whose type says so.
+   * `types`: by layer type only. `off`: none. Default `model`.
    */
   readonly windows?: "model" | "types" | "off";
-  /** Types of the layers where the config does not list them. */
-  readonly defaultTypes?: (context: ModelContext, layers: number) => readonly string[];
-  /** The window counts a token more than the config says. */
-  readonly windowPlus?: number;
-  /** The window where the config does not give one. */
-  readonly defaultWindow?: number;
-  readonly ignore?: readonly string[];
-  /** KV heads that a field of this architecture gives; undefined where it does not. */
-  readonly kvHeads?: (context: ModelContext) => number | undefined;
-  /** vLLM's class of the architecture keeps the model's type, whatever `--kv-cache-dtype` says. */
-  readonly keepsModelDtype?: boolean;
-  /** The last layers use the caches of earlier ones, as many as this field says. */
-  readonly sharedLayers?: { readonly field: string; readonly otherwise: number };
+  /** Where the config lists no types: every nth layer is full, by this field and its default, or 0. */
+  readonly every?: readonly [field: string | null, otherwise: number];
+  /** Tokens that the window has beyond the config's number. */
+  readonly plus?: number;
+  readonly window?: number;
+  /** One KV head where `multi_query` says so. */
+  readonly multiQuery?: boolean;
+  /** A head is `hidden_size / num_attention_heads`, whatever else the config says. */
+  readonly equalHeads?: boolean;
+  /** vLLM's class keeps the model's type, whatever `--kv-cache-dtype` says. */
+  readonly keepsDtype?: boolean;
+  /** The field that counts the last layers with earlier layers' caches, and its default. */
+  readonly shared?: readonly [field: string, otherwise: number];
 }
 
-/** Models in which every layer is attention with grouped heads, some of them with a window. */
-export function dense(rules: DenseRules): Family {
+const SELF_ATTENTION = "model.layers.*.self_attn.attn";
+
+/** Attention with grouped heads, with or without windows. */
+export function dense(rule: AttentionRule): Family {
+  const { layer: layerName = SELF_ATTENTION, windows, every, shared } = rule;
   return {
-    name: rules.family,
+    name: windows === "types" || every !== undefined ? "attention with windows" : "dense attention",
     read(context): ModelDraft {
-      const shape = shapeOf(context, rules.kvHeads);
+      const shape = shapeOf(
+        context,
+        rule.multiQuery === true ? multiQueryHeads : undefined,
+        rule.equalHeads,
+      );
       const { fields } = context;
-      fields.ignore(...(rules.ignore ?? []));
-      const shared = rules.sharedLayers;
-      const without =
-        shared === undefined ? 0 : (fields.optionalCount(shared.field) ?? shared.otherwise);
-      const windowOf = windowsOf(context, rules, shape.layers);
-      const { layerName = "model.layers.*.self_attn.attn", keepsModelDtype = false } = rules;
-      const typed = keepsModelDtype ? { ...context, cacheDtype: "auto" } : context;
+      const borrowed = shared && (fields.optionalCount(shared[0]) ?? shared[1]);
+      const without = borrowed !== undefined && borrowed < shape.layers ? borrowed : 0;
+      const windowOf = windowsOf(context, rule, shape.layers);
+      const typed = rule.keepsDtype === true ? { ...context, cacheDtype: "auto" } : context;
       return {
         numLayers: shape.layers,
         numKvHeads: shape.kvHeads,
         backends: [FLASH_ATTN],
-        layers: layersOf(Math.max(1, shape.layers - without), (layer) => ({
+        layers: layersOf(shape.layers - without, (layer) => ({
           [layerName]: attentionSpec(typed, { ...shape, window: windowOf(layer) }),
         })),
       };
@@ -228,20 +166,21 @@ export function dense(rules: DenseRules): Family {
   };
 }
 
-/**
- * vLLM's rule: a layer's own type decides; a window of the whole model only where no layer has a
- * type, or all are sliding.
- */
+/** A layer's type decides; where no layer has a type, or all are sliding, the model's window. */
 export function windowsOf(
   context: ModelContext,
-  { windows = "model", defaultTypes, windowPlus = 0, defaultWindow }: DenseRules,
+  rule: Pick<AttentionRule, "windows" | "every" | "plus" | "window">,
   layers: number,
+  defaultTypes?: readonly string[],
 ): (layer: number) => number | undefined {
   const { fields } = context;
-  const said = fields.optionalCount("sliding_window") ?? defaultWindow;
-  const window = said === 0 ? undefined : said;
+  const { windows = "model", every, plus = 0 } = rule;
+  const said = fields.optionalCount("sliding_window") ?? rule.window;
+  const window = said === undefined || said === 0 ? undefined : said + plus;
   const types =
-    fields.perLayer<string>("layer_types", "string", layers) ?? defaultTypes?.(context, layers);
+    fields.perLayer<string>("layer_types", "string", layers) ??
+    defaultTypes ??
+    (every && everyNthFull(context, layers, every));
   for (const type of types ?? [])
     if (type !== "sliding_attention" && type !== "full_attention")
       throw fields.unknownValue(
@@ -255,42 +194,41 @@ export function windowsOf(
     if ((isOn && full < layers) || types?.includes("sliding_attention"))
       throw fields.unknownValue(
         "use_sliding_window",
-        true,
+        isOn,
         "vLLM knows no window in some layers of this model",
       );
     return () => undefined;
   }
-  if (types === undefined || types.every((type) => type === "sliding_attention"))
-    return () => (window === undefined ? undefined : window + windowPlus);
-  if (windows === "model") return () => undefined;
-  if (types.includes("sliding_attention") && window === undefined)
+  const slides = types?.includes("sliding_attention") ?? windows === "model";
+  if (slides && window === undefined && types !== undefined)
     throw new KvError(
-      "KV_CONFIG_INVALID",
+      "KV_PLAN_UNSUPPORTED",
       `${context.name}: layers are sliding_attention, and sliding_window is missing`,
     );
-  return (layer) =>
-    types[layer] === "sliding_attention" && window !== undefined ? window + windowPlus : undefined;
+  if (types === undefined) return () => (windows === "model" ? window : undefined);
+  return (layer) => (types[layer] === "sliding_attention" ? window : undefined);
 }
 
-/** One KV head for all heads where `multi_query` says so, and no new decoder says otherwise. */
-export function multiQueryHeads({ fields }: ModelContext): number | undefined {
+/** One KV head where `multi_query` says so and no new decoder says otherwise. */
+function multiQueryHeads({ fields }: ModelContext): number | undefined {
   const isMulti = fields.flag("multi_query", true);
   return isMulti && !fields.flag("new_decoder_architecture", false) ? 1 : undefined;
 }
 
-/** One full layer after every so many. */
-export const everyNthFull =
-  (field: string | undefined, otherwise: number) =>
-  ({ fields }: ModelContext, layers: number): readonly string[] => {
-    const said = field === undefined ? undefined : fields.value(field);
-    if (field !== undefined && typeof said === "string")
-      throw fields.unknownValue(
-        field,
-        said,
-        "layer_types is needed beside letters: without it vLLM refuses the model",
-      );
-    const every = field === undefined ? otherwise : fields.count(field, otherwise);
-    return Array.from({ length: layers }, (_, index) =>
-      (index + 1) % every === 0 ? "full_attention" : "sliding_attention",
+export function everyNthFull(
+  { fields }: ModelContext,
+  layers: number,
+  [field, otherwise]: readonly [field: string | null, otherwise: number],
+): readonly string[] {
+  const said = field === null ? undefined : fields.value(field);
+  if (field !== null && typeof said === "string")
+    throw fields.unknownValue(
+      field,
+      said,
+      "layer_types is needed beside letters: without it vLLM refuses the model",
     );
-  };
+  const every = field === null ? otherwise : fields.count(field, otherwise || undefined);
+  return Array.from({ length: layers }, (_, index) =>
+    (index + 1) % every === 0 ? "full_attention" : "sliding_attention",
+  );
+}

@@ -16,8 +16,7 @@ const COMPRESSED_BLOCK_TOKENS = 256;
 const WINDOW_BLOCK_TOKENS = 64;
 const STATE_BLOCK_TOKENS: Readonly<Record<number, number>> = { 4: 4, 128: 8 };
 /**
- * A latent of 448 FP8 and 64 bfloat16 elements, with 8 bytes of scales; pages are padded to
- * multiples of 576.
+ * 448 FP8 and 64 bfloat16 elements with 8 bytes of scales. Pages are padded to multiples of 576.
  */
 const LATENT_BYTES = 584;
 const PAGE_ALIGNMENT = 576;
@@ -26,16 +25,16 @@ const CACHE_DTYPE = "fp8_ds_mla";
 type Latent = Omit<AttentionSpec, "blockSize">;
 
 /**
- * DeepSeek V4 (vLLM 0.33: `deepseek_v4/attention.py`, `compressor.py`, `DeepseekV4SWACache`): a
- * window of latents everywhere; latents of 4 or 128 tokens with the compressor's running state,
- * itself a window; with ratio 4 an indexer's keys and its compressor.
+ * DeepSeek V4 (vLLM 0.33: `deepseek_v4/attention.py`, `compressor.py`, `DeepseekV4SWACache`). Every
+ * layer has a window of latents, and latents of 4 or 128 tokens with the compressor's running
+ * state, itself a window. Ratio 4 adds an indexer's keys and its compressor.
  */
 export const compressedLatents: Family = {
   name: "DeepSeek V4",
   read(context): ModelDraft {
     const { fields } = context;
     const type = fields.text("model_type");
-    // The reference code's own config.json has "deepseek_ref", which vLLM cannot load.
+    // The reference code's config.json says "deepseek_ref", which vLLM cannot load.
     if (type !== undefined && type !== "deepseek_v4")
       throw fields.unknownValue("model_type", type, "vLLM 0.33 loads DeepSeek V4 as deepseek_v4");
     const layers = fields.layers("num_hidden_layers");
@@ -119,7 +118,7 @@ function cachesOfLayer(layer: number, ratio: number, sizes: Sizes): LayerDraft[]
       kernelBlock: COMPRESSED_BLOCK_TOKENS,
     },
   });
-  // Windows of two latents overlap where the ratio is 4.
+  // With ratio 4, windows of two latents overlap.
   const spans = ratio === 4 ? 2 : 1;
   const state = (name: string, headSize: number): LayerDraft => ({
     name,

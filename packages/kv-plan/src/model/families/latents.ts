@@ -10,41 +10,41 @@ import {
   type ModelDraft,
 } from "../model-draft.js";
 
-/** Latents with their scales, as sparse MLA packs them (vLLM: `fp8_ds_mla`). */
+/** A latent with its scales in sparse MLA (vLLM: `fp8_ds_mla`). */
 const PACKED_LATENT_BYTES = 656;
-/** Tokens of a kernel block of sparse MLA, its indexer, and dense MLA with FP8 latents. */
+/** Kernel block of sparse MLA, its indexer, and dense MLA with FP8 latents. */
 const MLA_KERNEL_TOKENS = 64;
 const LAYER_NAME = "model.layers.*.self_attn.attn";
 
-/** Elements of an indexer's key that share a scale, and its bytes. */
+/** Elements of an indexer's key that share a scale. */
 const SCALED_ELEMENTS = 128;
 const SCALE_BYTES = 4;
 
-/** Bytes of an indexer's FP8 key with a float32 scale for each 128 elements. */
+/** Returns bytes of an indexer's FP8 key with its float32 scales. */
 export function indexerKeyBytes(headSize: number): number {
   return headSize + Math.ceil(headSize / SCALED_ELEMENTS) * SCALE_BYTES;
 }
 
-/** Of the bytes of `indexerKeyBytes`, those without the scales. */
+/** `indexerKeyBytes` without the scales. */
 export function unscaledKeyBytes(keyBytes: number): number {
   return keyBytes - Math.ceil(keyBytes / (SCALED_ELEMENTS + SCALE_BYTES)) * SCALE_BYTES;
 }
 
-/** The elements of a latent: the compressed K and V, and the part with positions. */
+/** The compressed K and V, and the part with positions. */
 export function latentSize(fields: ConfigFields): number {
   fields.ignore("q_lora_rank", "qk_nope_head_dim", "v_head_dim", "head_dim", "qk_head_dim");
   fields.ignore("num_key_value_heads");
   return fields.count("kv_lora_rank") + (fields.optionalCount("qk_rope_head_dim") ?? 0);
 }
 
-/** The backend of dense MLA on an H100: FP8 latents have kernel blocks of 64 tokens. */
+/** Dense MLA on an H100: FP8 latents have kernel blocks of 64 tokens. */
 export function denseMlaBackend(context: ModelContext): Backend {
   return isFp8(context)
     ? { name: "FLASHMLA", kernelTokens: MLA_KERNEL_TOKENS, only: true }
     : { name: "FLASH_ATTN_MLA", kernelTokens: 16 };
 }
 
-/** A latent for each token, the same on every rank. */
+/** One latent per token, the same on every rank. */
 export function denseLatentSpec(
   context: ModelContext,
   headSize: number,
@@ -61,33 +61,31 @@ export function denseLatentSpec(
 }
 
 /** Multi-head latent attention (DeepSeek V2, V3, R1; Kimi K2). */
-export function latents(layerName = LAYER_NAME): Family {
-  return {
-    name: "multi-head latent attention",
-    read(context): ModelDraft {
-      const { fields } = context;
-      if (fields.has("index_topk")) return sparse(context, layerName);
-      const layers = fields.layers("num_hidden_layers");
-      divided(context, fields.count("num_attention_heads"), "attention heads");
-      const spec = denseLatentSpec(context, latentSize(fields));
-      return {
-        numLayers: layers,
-        numKvHeads: 1,
-        backends: [denseMlaBackend(context)],
-        layout: "LBNHC",
-        layers: layersOf(layers, () => ({ [layerName]: spec })),
-      };
-    },
-  };
-}
+export const latents: Family = {
+  name: "multi-head latent attention",
+  read(context): ModelDraft {
+    const { fields } = context;
+    if (fields.has("index_topk")) return sparse(context);
+    const layers = fields.layers("num_hidden_layers");
+    divided(context, fields.count("num_attention_heads"), "attention heads");
+    const spec = denseLatentSpec(context, latentSize(fields));
+    return {
+      numLayers: layers,
+      numKvHeads: 1,
+      backends: [denseMlaBackend(context)],
+      layout: "LBNHC",
+      layers: layersOf(layers, () => ({ [LAYER_NAME]: spec })),
+    };
+  },
+};
 
 /** Sparse MLA: an indexer's keys beside each layer's latents (DeepSeek V3.2, GLM 5). */
 export const sparseLatents: Family = {
   name: "sparse latent attention",
-  read: (context) => sparse(context, LAYER_NAME),
+  read: sparse,
 };
 
-function sparse(context: ModelContext, layerName: string): ModelDraft {
+function sparse(context: ModelContext): ModelDraft {
   const { fields } = context;
   const layers = fields.layers("num_hidden_layers");
   divided(context, fields.count("num_attention_heads"), "attention heads");
@@ -128,17 +126,14 @@ function sparse(context: ModelContext, layerName: string): ModelDraft {
     layout: "LBNHC",
     cacheDtype,
     layers: layersOf(layers, (layer) => {
-      if (!leads(layer)) return { [layerName]: latent };
-      const indexer = layerName.replace(/\.attn$/, ".indexer.k_cache");
-      return { [indexer]: keys, [layerName]: { ...latent, role: "index group leader" } };
+      if (!leads(layer)) return { [LAYER_NAME]: latent };
+      const indexer = LAYER_NAME.replace(/\.attn$/, ".indexer.k_cache");
+      return { [indexer]: keys, [LAYER_NAME]: { ...latent, role: "index group leader" } };
     }),
   };
 }
 
-/**
- * On an H100. FP8 that a checkpoint asks for keeps one scale for a tensor; FP8 by
- * `--kv-cache-dtype fp8` is packed.
- */
+/** On an H100. A checkpoint's FP8 has one scale per tensor; `--kv-cache-dtype fp8` is packed. */
 function sparseBackend(context: ModelContext): Backend {
   if (!isFp8(context)) return { name: "FLASH_ATTN_MLA_SPARSE", kernelTokens: MLA_KERNEL_TOKENS };
   if (context.cacheDtype === "fp8_e4m3")
@@ -146,9 +141,9 @@ function sparseBackend(context: ModelContext): Backend {
   return { name: "FLASHMLA_SPARSE", kernelTokens: MLA_KERNEL_TOKENS, only: true };
 }
 
-/** The layers with an indexer of their own. Others take the choice of the one before. */
+/** Layers with their own indexer; others reuse the previous layer's choice. */
 function leadersOf(fields: ConfigFields, layers: number): (layer: number) => boolean {
-  // The type of a layer's indexer says the same as the frequency, and vLLM reads the frequency.
+  // The field repeats the frequency, which vLLM reads.
   fields.ignore("indexer_types");
   const every = fields.count("index_topk_freq", 1);
   const offset = fields.optionalCount("index_skip_topk_offset") ?? 2;

@@ -1,7 +1,7 @@
 import type { Family, ModelContext } from "../model-draft.js";
 import { hybrid, kindOfType, mamba2, recurrentDtype, type State } from "./state-hybrids.js";
 
-/** Nemotron-H: a letter for each layer, M of Mamba 2, * of attention, others without a cache. */
+/** Nemotron-H: one letter per layer, M for Mamba 2, * for attention, others without a cache. */
 export const nemotronH: Family = {
   name: "Nemotron-H",
   read(context) {
@@ -54,15 +54,18 @@ function nemotronLetters({ fields }: ModelContext): readonly NemotronLetter[] {
   });
 }
 
-/**
- * The state of Falcon-H1 and Granite 4, whose configs name its sizes as Bamba's does. `inner`:
- * elements of x.
- */
+/** Bamba's fields, as in Falcon-H1 and Granite 4. `inner`: elements of x. */
 function stateOfBamba(context: ModelContext, inner: number): State {
   const { fields } = context;
   const heads = fields.count("mamba_n_heads");
   const headSize =
     fields.value("mamba_d_head") === "auto" ? inner / heads : fields.count("mamba_d_head");
+  if (heads * headSize !== inner)
+    throw fields.unknownValue(
+      "mamba_d_head",
+      headSize,
+      `vLLM refuses ${heads} heads that do not make up ${inner} channels`,
+    );
   return mamba2(context, {
     heads,
     headSize,
@@ -74,10 +77,7 @@ function stateOfBamba(context: ModelContext, inner: number): State {
   });
 }
 
-/**
- * Falcon-H1: attention and Mamba 2 side by side in every layer. The states have numbers of their
- * own, after all of attention's.
- */
+/** Falcon-H1: attention and Mamba 2 in every layer. States are numbered after all attention. */
 export const falconH1: Family = {
   name: "Falcon-H1",
   read(context) {
@@ -116,12 +116,12 @@ export const graniteHybrid: Family = {
     return hybrid(context, layers, (layer) => [kindOfType(context, "layer_types", types[layer])], {
       state,
       attentionName: "model.layers.*.self_attn.attn",
-      stateName: "model.layers.*.mamba",
+      stateName: "model.layers.*.mixer",
     });
   },
 };
 
-/** Zamba 2: Mamba 2 in every layer, and attention with heads of twice the size in some. */
+/** Zamba 2: Mamba 2 in every layer, and attention with double-size heads in some. */
 export const zamba2: Family = {
   name: "Zamba 2",
   read(context) {
@@ -130,15 +130,18 @@ export const zamba2: Family = {
     const types = fields.perLayer<string>("layers_block_type", "string", layers);
     if (types === undefined)
       throw fields.unknownValue("layers_block_type", null, "the type of each layer is needed");
+    const ids = fields.value("hybrid_layer_ids");
+    const hybrids = types.flatMap((type, layer) => (type === "hybrid" ? [layer] : []));
+    if (ids !== undefined && JSON.stringify(ids) !== JSON.stringify(hybrids))
+      throw fields.unknownValue(
+        "hybrid_layer_ids",
+        ids,
+        "the layers that layers_block_type calls hybrid are known",
+      );
     const hidden = fields.count("hidden_size");
     const inner = fields.count("mamba_expand", 2) * hidden;
     const heads = fields.count(["n_mamba_heads"]);
-    fields.ignore(
-      "attention_head_dim",
-      "attention_hidden_size",
-      "hybrid_layer_ids",
-      "mamba_headdim",
-    );
+    fields.ignore("attention_head_dim", "attention_hidden_size", "mamba_headdim");
     fields.ignore(
       "num_query_groups",
       "kv_channels",
@@ -168,7 +171,7 @@ export const zamba2: Family = {
       attentionName: "model.attn.*",
       stateName: "*.mixer",
     });
-    // vLLM makes all of attention first, and numbers the two kinds one after the other.
+    // vLLM makes all attention first, and numbers the kinds one after the other.
     const attention = draft.layers.filter(({ spec }) => !("mambaType" in spec));
     const states = draft.layers.filter(({ spec }) => "mambaType" in spec);
     return {

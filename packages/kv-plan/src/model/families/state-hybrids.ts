@@ -15,15 +15,15 @@ import { denseLatentSpec, denseMlaBackend, latentSize } from "./latents.js";
 export type State = Omit<MambaSpec, "blockSize" | "pageSizePadded">;
 
 /**
- * Blocks of gated delta nets begin at multiples of these tokens with prefix caching: FlashInfer's
- * prefill of an H100 exports states there.
+ * With prefix caching, gated delta nets' blocks are multiples of these tokens, where FlashInfer's
+ * H100 prefill exports states.
  */
 const GDN_CHECKPOINT_TOKENS = 64;
-/** Of states beside latents vLLM makes blocks of a multiple of these tokens. */
+/** Beside latents, vLLM's blocks of states are multiples of these tokens. */
 const LATENT_HYBRID_TOKENS = 128;
 
 /**
- * The type of the recurrent state: what is asked for, what the config says, or the model's.
+ * The given type, else the config's, else the model's.
  * @throws `KV_CONFIG_INVALID`.
  */
 export function recurrentDtype(
@@ -42,7 +42,7 @@ export function recurrentDtype(
   );
 }
 
-/** Mamba 2: projections x, B and C of the convolution, and the recurrent state of each head. */
+/** Mamba 2: the convolution's x, B and C, and each head's recurrent state. */
 export function mamba2(
   context: ModelContext,
   sizes: {
@@ -52,19 +52,18 @@ export function mamba2(
     readonly groups: number;
     readonly kernel: number;
     readonly inner?: number;
-    /** Type of the recurrent state. */
     readonly dtype: string;
   },
 ): State {
   const { heads, headSize, stateSize, groups, kernel, inner = heads * headSize, dtype } = sizes;
   const { tpSize } = context;
-  // Groups that ranks cannot share out are held by each of them.
-  const held = groups % tpSize === 0 ? groups : Math.max(groups, tpSize);
-  if (groups % tpSize !== 0 && groups > tpSize)
-    divided(context, groups, "groups of a state's projections");
+  // Each rank holds the one group that cannot be divided among ranks.
+  const held = groups === 1 ? tpSize : groups;
+  if (groups !== 1) divided(context, groups, "groups of a state's projections");
   return {
     class: "MambaSpec",
     mambaType: "MAMBA2",
+    checkpointBlocks: 1,
     shapes: [
       [kernel - 1, divided(context, inner + 2 * held * stateSize, "channels of a convolution")],
       [divided(context, heads, "heads of a state"), headSize, stateSize],
@@ -92,9 +91,7 @@ function mamba1(
   };
 }
 
-/**
- * A gated delta net: projections Q, K and V of the convolution, and a matrix for each value head.
- */
+/** A gated delta net: the convolution's Q, K and V, and a matrix per value head. */
 function gatedDeltaNet(context: ModelContext, recurrent: string): State {
   const { fields } = context;
   const [keyHeads, valueHeads] = [
@@ -124,7 +121,6 @@ function gatedDeltaNet(context: ModelContext, recurrent: string): State {
   };
 }
 
-/** A hybrid: attention in some layers, states in others. */
 export function hybrid(
   context: ModelContext,
   layers: number,
@@ -172,8 +168,8 @@ export function kindOfType(
   );
 }
 
-/** Gated delta nets with a full layer among several (Qwen3-Next, Qwen3.5). */
-export const deltaNets = (prefix: string): Family => ({
+/** Gated delta nets with some full layers (Qwen3-Next, Qwen3.5). */
+export const deltaNets: Family = {
   name: "Qwen3-Next, Qwen3.5",
   read(context) {
     const { fields } = context;
@@ -185,16 +181,19 @@ export const deltaNets = (prefix: string): Family => ({
         (layer + 1) % every === 0 ? "full_attention" : "linear_attention",
       );
     return hybrid(context, layers, (layer) => [kindOfType(context, "layer_types", types[layer])], {
-      state: gatedDeltaNet(context, recurrentDtype(context, "mamba_ssm_dtype", context.modelDtype)),
-      attentionName: `${prefix}model.layers.*.self_attn.attn`,
-      stateName: `${prefix}model.layers.*.linear_attn`,
+      state: {
+        ...gatedDeltaNet(context, recurrentDtype(context, "mamba_ssm_dtype", context.modelDtype)),
+        checkpointBlocks: 1,
+      },
+      attentionName: "model.layers.*.self_attn.attn",
+      stateName: "model.layers.*.linear_attn",
       stateAlignment: GDN_CHECKPOINT_TOKENS,
     });
   },
-});
+};
 
 /** Kimi delta attention, with latents in some layers (Kimi K3, Kimi Linear). */
-export const kimiDeltas = (prefix: string): Family => ({
+export const kimiDeltas: Family = {
   name: "Kimi K3, Kimi Linear",
   read(context): ModelDraft {
     const { fields } = context;
@@ -210,7 +209,6 @@ export const kimiDeltas = (prefix: string): Family => ({
     fields.ignore("mla_use_nope", "mla_use_output_gate");
     const size = latentSize(fields);
     const latent = denseLatentSpec(context, size);
-    // Projections of the convolution, and a matrix for each head.
     const [heads, headSize] = [linear.count("num_heads"), linear.count("head_dim")];
     const kernel = linear.count("short_conv_kernel_size");
     const dtype = recurrentDtype(context, undefined, "float32");
@@ -232,14 +230,14 @@ export const kimiDeltas = (prefix: string): Family => ({
       tokenBytes: cellBytes({ ...latent, blockSize: 1 }),
       leastBlockTokens: LATENT_HYBRID_TOKENS,
       layers: layersOf(layers, (layer) => ({
-        // The number of a layer in this list is one more.
-        [`${prefix}model.layers.*.self_attn`]: deltas.includes(layer + 1) ? state : latent,
+        // This list counts layers from 1.
+        ["model.layers.*.self_attn"]: deltas.includes(layer + 1) ? state : latent,
       })),
     };
   },
-});
+};
 
-/** Jamba: Mamba 1, with attention in one layer of a period. */
+/** Jamba: Mamba 1, with one attention layer per period. */
 export const jamba: Family = {
   name: "Jamba",
   read(context) {
@@ -266,7 +264,7 @@ export const jamba: Family = {
 };
 
 /** LFM2: short convolutions, with attention in some layers. */
-export const shortConvolutions = (prefix: string): Family => ({
+export const shortConvolutions: Family = {
   name: "LFM2",
   read(context) {
     const { fields } = context;
@@ -280,7 +278,6 @@ export const shortConvolutions = (prefix: string): Family => ({
     fields.ignore("conv_dim_out", "block_dim", "num_heads");
     const channels = fields.optionalCount("conv_dim") ?? fields.count("hidden_size");
     return hybrid(context, layers, (layer) => [isFull(layer) ? "attention" : "state"], {
-      // It has no recurrent state.
       state: {
         class: "MambaSpec",
         mambaType: "SHORT_CONV",
@@ -292,13 +289,13 @@ export const shortConvolutions = (prefix: string): Family => ({
           ],
         ],
       },
-      attentionName: `${prefix}layers.*.self_attn.attn`,
-      stateName: `${prefix}layers.*.short_conv`,
+      attentionName: "model.layers.*.self_attn.attn",
+      stateName: "model.layers.*.short_conv",
     });
   },
-});
+};
 
-/** States in every layer, and no attention (Mamba, Falcon Mamba): no block size has to fit one. */
+/** States in every layer (Mamba, Falcon Mamba): no block size must fit attention. */
 export const mambaOnly = (family: string, stateOf: (context: ModelContext) => State): Family => ({
   name: family,
   read(context): ModelDraft {
@@ -314,7 +311,6 @@ export const mambaOnly = (family: string, stateOf: (context: ModelContext) => St
   },
 });
 
-/** The state of Mamba 1, with the names of its own config. */
 export function mamba1State(context: ModelContext): State {
   const { fields } = context;
   fields.ignore("expand", "time_step_rank", "use_conv_bias", "layer_types", "d_inner", "conv_bias");
@@ -330,7 +326,6 @@ export function mamba1State(context: ModelContext): State {
   );
 }
 
-/** The state of Mamba 2, with the names of its own config. */
 export function mamba2State(context: ModelContext): State {
   const { fields } = context;
   fields.ignore("time_step_rank", "use_conv_bias", "layer_types", "intermediate_size");

@@ -7,7 +7,7 @@ const ATTENTION = "model.layers.*.self_attn.attn";
 const all = <T>(layers: number, of: (layer: number) => T): T[] =>
   Array.from({ length: layers }, (_, layer) => of(layer));
 
-/** MiMo V2: windows have heads of their own, and K and V have unlike sizes. */
+/** MiMo V2: windows have their own heads, and K and V differ in size. */
 export const mimoV2: Family = {
   name: "MiMo V2",
   read(context): ModelDraft {
@@ -16,7 +16,7 @@ export const mimoV2: Family = {
     const pattern = fields.perLayer<number>("hybrid_layer_pattern", "number", shape.layers);
     if (pattern === undefined)
       throw fields.unknownValue("hybrid_layer_pattern", null, "a number for each layer is needed");
-    // vLLM takes the chunk size of this model's config away: the architecture does not use it.
+    // vLLM drops this config's chunk size: the architecture does not use it.
     fields.ignore(
       "attention_chunk_size",
       "add_full_attention_sink_bias",
@@ -50,8 +50,8 @@ export const mimoV2: Family = {
   },
 };
 
-/** Llama 4: chunks of tokens in layers with positions, full attention in those without. */
-export const llama4 = (prefix: string): Family => ({
+/** Llama 4: chunks in layers with positions, full attention in others. */
+export const llama4: Family = {
   name: "Llama 4",
   read(context): ModelDraft {
     const { fields } = context;
@@ -72,11 +72,11 @@ export const llama4 = (prefix: string): Family => ({
           ...shape,
           chunk: rope[layer] === 0 ? undefined : chunk,
         });
-        return { [prefix + ATTENTION]: spec };
+        return { [ATTENTION]: spec };
       }),
     };
   },
-});
+};
 
 /** Nemotron NAS (Llama Nemotron Super): each layer has its own number of heads, or no attention. */
 export const nemotronNas: Family = {
@@ -135,10 +135,9 @@ export const nemotronNas: Family = {
 };
 
 /**
- * Gemma 4: full layers have fewer and larger heads, the last layers may share the caches of earlier
- * ones.
+ * Gemma 4: full layers have fewer, larger heads. The last layers may share earlier layers' caches.
  */
-export const gemma4 = (prefix: string): Family => ({
+export const gemma4: Family = {
   name: "Gemma 4",
   read(context): ModelDraft {
     const { fields } = context;
@@ -146,14 +145,10 @@ export const gemma4 = (prefix: string): Family => ({
     const { layers } = shape;
     const types = [
       ...(fields.perLayer<string>("layer_types", "string", layers) ??
-        everyNthFull(undefined, 6)(context, layers)),
+        everyNthFull(context, layers, [null, 6])),
     ];
     types[layers - 1] = "full_attention";
-    const windowOf = windowsOf(
-      context,
-      { family: "Gemma 4", windows: "types", defaultTypes: () => types, defaultWindow: 512 },
-      layers,
-    );
+    const windowOf = windowsOf(context, { windows: "types", window: 512 }, layers, types);
     if (fields.value("use_bidirectional_attention") === "all")
       throw fields.unknownValue("use_bidirectional_attention", "all", "causal attention is known");
     fields.ignore("use_bidirectional_attention");
@@ -171,18 +166,18 @@ export const gemma4 = (prefix: string): Family => ({
         const window = types[layer] === "full_attention" ? undefined : windowOf(layer);
         const spec = attentionSpec(context, window === undefined ? full : { ...shape, window });
         const wide = window === undefined && isFp8Wide ? { kernelBlock: WIDE_HEAD_TOKENS } : {};
-        return { [prefix + ATTENTION]: { ...spec, ...wide } };
+        return { [ATTENTION]: { ...spec, ...wide } };
       }),
     };
   },
-});
+};
 
-/** FlashAttention 4 reads FP8 of heads of 512 elements in blocks of 64 tokens on an H100. */
+/** On an H100, FlashAttention 4 reads FP8 heads of 512 elements in blocks of 64 tokens. */
 const WIDE_HEAD = 512;
 const WIDE_HEAD_TOKENS = 64;
 
-/** MiniMax M3: the keys of an indexer beside the sparse layers' attention. */
-export const minimaxM3 = (prefix: string): Family => ({
+/** MiniMax M3: an indexer's keys beside sparse layers' attention. */
+export const minimaxM3: Family = {
   name: "MiniMax M3",
   read(context): ModelDraft {
     const { fields } = context;
@@ -208,7 +203,7 @@ export const minimaxM3 = (prefix: string): Family => ({
     const tokens = sparse.count("sparse_block_size", SPARSE_BLOCK_TOKENS);
     if (tokens !== SPARSE_BLOCK_TOKENS)
       throw sparse.unknownValue("sparse_block_size", tokens, `${SPARSE_BLOCK_TOKENS} is known`);
-    // What is chosen among the keys, and two fields that vLLM does not read.
+    // The choice among the keys, and two fields that vLLM does not read.
     sparse.ignore(
       "sparse_num_index_heads",
       "sparse_topk_blocks",
@@ -225,7 +220,7 @@ export const minimaxM3 = (prefix: string): Family => ({
         { name: "MINIMAX_M3_SPARSE", kernelTokens: SPARSE_BLOCK_TOKENS, only: true },
       ],
       layers: layersOf(shape.layers, (layer) => {
-        const name = prefix + ATTENTION;
+        const name = ATTENTION;
         if (frequency[layer] === 0) return { [name]: spec };
         return {
           [`${name}.index_cache`]: keys,
@@ -234,14 +229,11 @@ export const minimaxM3 = (prefix: string): Family => ({
       }),
     };
   },
-});
+};
 
 const SPARSE_BLOCK_TOKENS = 128;
 
-/**
- * Whisper: an encoder and a decoder. A decoder's layer has a cache of its own tokens, and one of
- * the encoder's.
- */
+/** Whisper: a decoder layer caches its own tokens and the encoder's. */
 export const whisper: Family = {
   name: "Whisper",
   read(context): ModelDraft {

@@ -5,7 +5,7 @@ import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { findLibrary } from "../../library/find-library.js";
 import { realHost } from "../host.js";
-import { backendCheck, libraryCheck } from "./library.js";
+import { backendCheck, libraryCheck, repairChecks } from "./library.js";
 
 let folder = "";
 beforeAll(async () => {
@@ -65,4 +65,25 @@ test("a backend without peers is reported as storage only", () => {
     status: "ok",
     found: expect.stringContaining("DRAM, FILE; storage only: it reaches no other agent"),
   });
+});
+
+test("F5: each repair is listed with its fault, and one that did not take hold is a warning", () => {
+  const repairs = [
+    ["ucx-listener", "holds", ""],
+    ["ucx-lost-answers", "failed", "a table cannot be changed"],
+    ["libfabric-endless-calls", "off", ""],
+  ];
+  const value = { startMs: 1, metadataBytes: 1, memoryTypes: [], repairs };
+  const outcome = { kind: "answered", value, output: "" } as const;
+  expect(repairChecks("UCX", outcome).map(({ status, found }) => `${status}: ${found}`)).toEqual([
+    expect.stringMatching(/^ok: holds; UCX up to 1.23: its listener ends/),
+    expect.stringMatching(/^warn: did not take hold: a table cannot be changed; a peer that dies/),
+    expect.stringMatching(/^note: switched off by KV_NIXL_REPAIRS_OFF: /),
+  ]);
+  expect(
+    repairChecks("UCX", {
+      ...outcome,
+      value: { ...value, repairs: [["ucx-listener", "waiting", ""]] },
+    }),
+  ).toEqual([]);
 });

@@ -1,6 +1,7 @@
 import { basename, dirname } from "node:path";
 import { KvError } from "@kv/interface";
 import { type ChildFailure, type ChildOutcome, failureText } from "@kv/program";
+import { REPAIRS } from "../../addon/repairs.js";
 import { remedyFor } from "../../backends/plugins.js";
 import type { Environment } from "../../environment.js";
 import { cLibraryProblem } from "../../library/c-library.js";
@@ -9,85 +10,65 @@ import { type LocatedLibrary, locateLibrary } from "../../library/find-library.j
 import { isNixl, lackedBy, libraryFeatures } from "../../library/library-features.js";
 import { reinstallHint } from "../../library/library-package.js";
 import { missingParts, nameOfMissing } from "../../library/missing-parts.js";
+import type { Check } from "../../reports.js";
 import type { Host } from "../host.js";
 import type { BackendAnswer, RuntimeAnswer } from "../probes.js";
-import type { Check } from "../report.js";
+import { finding } from "./finding.js";
 
 const MIN_NODE_MAJOR = 20;
-/** Sources that name a library by its path. */
 const EXPLICIT: readonly string[] = ["the option library", "KV_NIXL_LIBRARY", "NIXL_PREFIX"];
-/** Text for a backend without peers. */
 export const STORAGE_ONLY = "storage only: it reaches no other agent";
 const INSTALL = "npx --no-install kv-nixl install";
 
-/**
- * Checks Node, the C library, the addon and the variables that it sets. `outcome` is that of
- * `runtimeProbe`.
- */
+/** `outcome` is that of `runtimeProbe`. */
 export function runtimeChecks(host: Host, outcome: ChildOutcome): Check[] {
   const { platform, arch, nodeVersion, glibc } = host;
-  const node = {
-    id: "runtime.node",
-    area: "runtime",
-    title: "Node.js",
-    found: `${nodeVersion} on ${platform} ${arch}`,
-  } as const;
+  const isNew = Number(nodeVersion.split(".")[0]) >= MIN_NODE_MAJOR;
   const checks: Check[] = [
-    Number(nodeVersion.split(".")[0]) >= MIN_NODE_MAJOR
-      ? { ...node, status: "ok" }
-      : { ...node, status: "fail", fix: `Node.js ${MIN_NODE_MAJOR} or newer` },
+    finding("runtime", "node", "Node.js")(
+      isNew ? "ok" : "fail",
+      `${nodeVersion} on ${platform} ${arch}`,
+      isNew ? {} : { fix: `Node.js ${MIN_NODE_MAJOR} or newer` },
+    ),
     libc(platform, glibc),
   ];
-  const addon = { id: "runtime.addon", area: "runtime", title: "addon" } as const;
-  if (outcome.kind === "answered") {
-    const { addon: path, defaults } = outcome.value as RuntimeAnswer;
-    checks.push({ ...addon, status: "ok", found: String(path), details: { path } });
-    if (defaults.length > 0) {
-      checks.push({
-        id: "runtime.defaults",
-        area: "runtime",
-        title: "set by the addon",
-        status: "note",
-        found: defaults.map(([name, value]) => `${name}=${value}`).join(" "),
-        details: Object.fromEntries(defaults),
-      });
-    }
-  } else
-    checks.push({
-      ...addon,
-      ...failure(outcome, "npm install again on this machine; in the repository: npm run setup"),
-    });
+  const addon = finding("runtime", "addon", "addon");
+  if (outcome.kind !== "answered") {
+    const fix = "npm install again on this machine; in the repository: npm run setup";
+    return [...checks, addon("fail", failureText(outcome), { fix: fixOf(outcome, fix) })];
+  }
+  const { addon: path, defaults } = outcome.value as RuntimeAnswer;
+  checks.push(addon("ok", String(path), { details: { path } }));
+  if (defaults.length > 0) {
+    const found = defaults.map(([name, value]) => `${name}=${value}`).join(" ");
+    const details = Object.fromEntries(defaults);
+    checks.push(finding("runtime", "defaults", "set by the addon")("note", found, { details }));
+  }
   return checks;
 }
 
 function libc(platform: string, glibc: string | undefined): Check {
-  const check = { id: "runtime.libc", area: "runtime", title: "C library" } as const;
+  const check = finding("runtime", "libc", "C library");
   const problem = cLibraryProblem(platform, glibc);
   return problem === undefined
-    ? { ...check, status: "ok", found: `glibc ${glibc}` }
-    : { ...check, status: "fail", ...problem };
+    ? check("ok", `glibc ${glibc}`)
+    : check("fail", problem.found, { fix: problem.fix });
 }
 
-/**
- * Checks which library is used, the setting that selected it, and whether it loads. `located` is
- * undefined when none loads.
- */
+/** `located` is undefined when no library loads. */
 export async function libraryCheck(
   host: Host,
   environment: Environment,
   library: string | undefined,
 ): Promise<{ check: Check; located: LocatedLibrary | undefined }> {
-  const check = { id: "library.path", area: "library", title: "NIXL" } as const;
+  const check = finding("library", "path", "NIXL");
   try {
     const located = await locateLibrary({ environment, library });
     const problem = await loadProblem(located, environment);
     if (problem !== undefined) {
       const found = `${problem.found}, from ${located.source}\n${located.path}`;
-      const details = { ...located };
-      return {
-        check: { ...check, status: "fail", found, fix: problem.fix, details },
-        located: undefined,
-      };
+      const more = { fix: problem.fix, details: { ...located } };
+      return { check: check("fail", found, more), located: undefined };
     }
     const real = realLibrary(located.path);
     const version = versionOf(real, host);
@@ -99,15 +80,8 @@ export async function libraryCheck(
         : "";
     const link = real === located.path ? "" : `, a link to ${real}`;
     const found = `${version ?? "of unknown version"}, from ${located.source}${without}\n${located.path}${link}`;
-    return {
-      check: {
-        ...check,
-        status: "ok",
-        found,
-        details: { ...located, version: version ?? null, features },
-      },
-      located,
-    };
+    const details = { ...located, version: version ?? null, features };
+    return { check: check("ok", found, { details }), located };
   } catch (error) {
     const {
       code,
@@ -117,12 +91,11 @@ export async function libraryCheck(
     } = KvError.from(error, "KV_INTERNAL", "the search failed");
     const attempts = Array.isArray(details.attempts) ? (details.attempts as string[]) : [];
     const found = `${message.split(";")[0]} [${code}]${attemptsText(attempts)}`;
-    const fix = hint.replace(/^run: /, "");
-    return { check: { ...check, status: "fail", found, fix, details }, located: undefined };
+    const more = { fix: hint.replace(/^run: /, ""), details };
+    return { check: check("fail", found, more), located: undefined };
   }
 }
 
-/** Why the library does not load on this machine, or is not NIXL's; undefined when it is fine. */
 async function loadProblem(
   { path, source }: LocatedLibrary,
   environment: Environment,
@@ -150,7 +123,7 @@ async function loadProblem(
   };
 }
 
-/** One line for each kind of place that was tried, with the first place of that kind. */
+/** One line for each kind of place, with its first place. */
 function attemptsText(attempts: readonly string[]): string {
   const kinds = new Map<string, string[]>();
   for (const attempt of attempts) {
@@ -164,8 +137,8 @@ function attemptsText(attempts: readonly string[]): string {
 }
 
 /**
- * The version, from the folder name of `kv-nixl install` or from pip's record beside the library.
- * The library itself does not state it.
+ * The library does not state its version; the folder name of `kv-nixl install` or pip's record
+ * does.
  */
 function versionOf(path: string, host: Host): string | undefined {
   const folder = dirname(dirname(path));
@@ -176,25 +149,33 @@ function versionOf(path: string, host: Host): string | undefined {
   return version === undefined ? undefined : `${version} (${cuda})`;
 }
 
-/** Checks that an agent with the backend starts. `outcome` is that of `backendProbe`. */
+/** `outcome` is that of `backendProbe`. */
 export function backendCheck(name: string, outcome: ChildOutcome): Check {
-  const check = {
-    id: `library.backend.${name}`,
-    area: "library",
-    title: `backend ${name}`,
-  } as const;
-  if (outcome.kind !== "answered") return { ...check, ...failure(outcome, INSTALL) };
+  const check = finding("library", `backend.${name}`, `backend ${name}`);
+  if (outcome.kind !== "answered")
+    return check("fail", failureText(outcome), { fix: fixOf(outcome, INSTALL) });
   const answer = outcome.value as BackendAnswer;
   const alone = answer.metadataBytes === null ? `; ${STORAGE_ONLY}` : "";
-  return {
-    ...check,
-    status: "ok",
-    found: `ready in ${Math.round(answer.startMs)} ms; memory that can be registered: ${answer.memoryTypes.join(", ")}${alone}`,
-    details: { ...answer },
-  };
+  const found = `ready in ${Math.round(answer.startMs)} ms; memory that can be registered: ${answer.memoryTypes.join(", ")}${alone}`;
+  return check("ok", found, { details: { ...answer } });
 }
 
-function failure(outcome: ChildFailure, fix: string): Pick<Check, "status" | "found" | "fix"> {
-  const hint = outcome.kind === "failed" ? outcome.error.hint : undefined;
-  return { status: "fail", found: failureText(outcome), fix: hint ?? fix };
+export function repairChecks(backend: string, outcome: ChildOutcome): Check[] {
+  if (outcome.kind !== "answered") return [];
+  const { repairs } = outcome.value as BackendAnswer;
+  return repairs.flatMap(([name, state, why]): Check[] => {
+    const repair = REPAIRS[name];
+    if (state === "waiting" || repair === undefined) return [];
+    const { of, fault, without } = repair;
+    const check = finding("library", `repair.${backend}.${name}`, `repair ${name}`);
+    const details = { state, ...repair };
+    if (state === "holds") return [check("ok", `holds; ${of}: ${fault}`, { details })];
+    if (state === "off")
+      return [check("note", `switched off by KV_NIXL_REPAIRS_OFF: ${without}`, { details })];
+    const found = `did not take hold: ${why}; ${without}`;
+    return [check("warn", found, { fix: INSTALL, details })];
+  });
 }
+
+const fixOf = (outcome: ChildFailure, fix: string): string =>
+  (outcome.kind === "failed" ? outcome.error.hint : undefined) ?? fix;

@@ -1,48 +1,15 @@
+import { readFileSync } from "node:fs";
 import type { ChildOutcome } from "@kv/program";
 import { describe, expect, test } from "vitest";
 import type { PairAnswer } from "../probes.js";
 import { pairChecks } from "./pair.js";
 import { readUcxProtocols } from "./ucx-protocols.js";
 
-const prefix = "[1795265871.085473] [host:22017:0]   ";
 /** As UCX 1.23 prints it. */
-const table = (
-  connection: string,
-  title: string,
-  ...rows: [range: string, how: string, lanes: string][]
-) =>
-  [
-    "+--------+-------------+----------------+",
-    `| 424ee957-fb5d ${connection}             |`,
-    `| ${title} from host memory to host |`,
-    "+--------+-------------+----------------+",
-    "| Range  | Description | Config         |",
-    "+--------+-------------+----------------+",
-    ...rows.map((cells) => `| ${cells.join(" | ")} |`),
-    "+--------+-------------+----------------+",
-  ]
-    .map((line) => prefix + line)
-    .join("\n");
-const GET = "remote memory read by ucp_get*(multi)";
-const PUT = "remote memory write by ucp_put*";
-const CMA = [
-  table("self cfg#0", PUT, ["0..inf", "zero-copy", "tcp/lo"]),
-  "[1795265871.2] [host:1:0]  ucp_worker.c:1997 UCX  INFO    424ee957 intra-node cfg#1 rma_am(tcp/lo)",
-  table("intra-node cfg#1", PUT, ["0..inf", "zero-copy", "cma/memory"]),
-  table(
-    "intra-node cfg#1",
-    "active message by ucp_am_send*",
-    ["0..8184", "short", "tcp/lo"],
-    ["8185..inf", "zero-copy", "tcp/lo"],
-  ),
-  table("intra-node cfg#1", GET, ["0..inf", "zero-copy", "cma/memory"]),
-].join("\n");
-const TCP = table(
-  "intra-node cfg#1",
-  GET,
-  ["0..8000", "short", "tcp/lo"],
-  ["8001..inf", "software emulation", "tcp/lo"],
-);
+const printed = (name: string) =>
+  readFileSync(new URL(`../../../test/fixtures/${name}.txt`, import.meta.url), "utf8");
+const CMA = printed("ucx-cma");
+const TCP = printed("ucx-tcp");
 
 const answers = (change: Partial<PairAnswer> = {}): PairAnswer[] =>
   (["READ", "WRITE"] as const).map((operation) => ({

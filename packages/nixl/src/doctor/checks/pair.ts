@@ -1,40 +1,39 @@
 import { type ChildOutcome, failureText } from "@kv/program";
+import type { Check } from "../../reports.js";
 import type { PairAnswer } from "../probes.js";
-import type { Check } from "../report.js";
+import { finding } from "./finding.js";
 import { readUcxProtocols, type UcxProtocol } from "./ucx-protocols.js";
 
-/** Variables of the probe: UCX prints the protocols that it selects, on stderr. */
+/** UCX prints the protocols that it selects, on stderr. */
 export const PAIR_ENVIRONMENT = {
   UCX_PROTO_INFO: "y",
   UCX_LOG_LEVEL: "info",
   UCX_LOG_FILE: "stderr",
 };
 
-/**
- * Checks transfers between two processes of this host: whether the bytes are right, which transport
- * moved them, and how fast. `outcome` is that of `pairProbe`.
- */
+const FIXES = {
+  crashed: "try another transport (UCX_TLS=tcp), and please report it with the output of --json",
+  timeout: "check UCX_TLS and UCX_NET_DEVICES: they must allow a transport that reaches the peer",
+};
+
+/** `outcome` is that of `pairProbe`. */
 export function pairChecks(backend: string, outcome: ChildOutcome): Check[] {
-  const base = { id: `pair.${backend}`, area: "pair", title: `two processes, ${backend}` } as const;
+  const title = `two processes, ${backend}`;
   if (outcome.kind !== "answered") {
-    const check = { ...base, status: "fail", found: failureText(outcome) } as const;
-    if (outcome.kind === "failed") return [{ ...check, fix: outcome.error.hint }];
-    if (outcome.kind === "crashed") {
-      const fix =
-        "try another transport (UCX_TLS=tcp), and please report it with the output of --json";
-      return [{ ...check, fix }];
-    }
-    const found = `two processes of this host do not reach each other: ${check.found}`;
-    const fix =
-      "check UCX_TLS and UCX_NET_DEVICES: they must allow a transport that reaches the peer";
-    return [{ ...check, found, fix }];
+    const fix = outcome.kind === "failed" ? outcome.error.hint : FIXES[outcome.kind];
+    const late =
+      outcome.kind === "timeout" ? "two processes of this host do not reach each other: " : "";
+    return [finding("pair", backend, title)("fail", `${late}${failureText(outcome)}`, { fix })];
   }
   const protocols = backend === "UCX" ? readUcxProtocols(outcome.output) : [];
-  return (outcome.value as PairAnswer[]).map((answer) => pairCheck(base, answer, protocols));
+  return (outcome.value as PairAnswer[]).map((answer) =>
+    pairCheck(backend, title, answer, protocols),
+  );
 }
 
 function pairCheck(
-  base: Pick<Check, "area" | "id" | "title">,
+  backend: string,
+  title: string,
   answer: PairAnswer,
   protocols: readonly UcxProtocol[],
 ): Check {
@@ -48,30 +47,21 @@ function pairCheck(
       : inPost
         ? "copied during the post"
         : "moved after the post, in the background";
-  const check: Omit<Check, "status" | "found"> = {
-    ...base,
-    id: `${base.id}.${operation}`,
-    title: `${base.title}, ${operation}`,
-    details: { ...answer, protocols: own },
-  };
+  const check = finding("pair", `${backend}.${operation}`, `${title}, ${operation}`);
+  const details = { ...answer, protocols: own };
   const speed = `${gigabytesPerSecond.toPrecision(3)} GB/s (64 MiB in blocks of 64 KiB)`;
   if (!consistent) {
-    return {
-      ...check,
-      status: "fail",
-      found: `${path}: the bytes that arrived differ from those that were sent`,
+    return check("fail", `${path}: the bytes that arrived differ from those that were sent`, {
       fix: "do not use this backend here; please report it with the output of --json",
-    };
+      details,
+    });
   }
-  // On one host the kernel copies by CMA. Where that is forbidden, UCX is slow and prints no
-  // warning.
+  // On one host the kernel copies by CMA. Where that is forbidden, UCX is slow without a warning.
   if (own.length > 0 && /\btcp\b/.test(lanes) && !/cma|xpmem|knem/.test(lanes)) {
-    return {
-      ...check,
-      status: "warn",
-      found: `${path}, ${speed}: the network stack, although both processes run on one host`,
-      fix: "allow CMA (see ptrace scope), and keep cma and sm in UCX_TLS",
-    };
+    const found = `${path}, ${speed}: the network stack, although both processes run on one host`;
+    const fix =
+      "allow CMA (see ptrace scope; a seccomp filter may deny process_vm_readv), and keep cma and sm in UCX_TLS";
+    return check("warn", found, { fix, details });
   }
-  return { ...check, status: "ok", found: `${path}, ${speed}` };
+  return check("ok", `${path}, ${speed}`, { details });
 }

@@ -2,51 +2,39 @@ import { expect, test } from "vitest";
 import type { MissingPart } from "../../library/missing-parts.js";
 import { pluginCheck } from "./plugins.js";
 
-const check = (missing: readonly MissingPart[], selected = false, wanted = false) =>
-  pluginCheck(
-    {
-      name: "LIBFABRIC",
-      file: "/n/plugins/libplugin_LIBFABRIC.so",
-      loads: missing.length === 0,
-      missing,
-      supplied: [],
-      remedy: missing.length === 0 ? undefined : "the remedy",
-    },
-    { selected, wanted },
-  );
-const LIBRARY = [{ kind: "library", name: "libfabric.so.1" }] as const;
+const LIBRARY: MissingPart = { kind: "library", name: "libfabric.so.1" };
+const VERSION: MissingPart = { kind: "version", name: "FABRIC_1.10", library: "libfabric.so.1" };
+const SYMBOL: MissingPart = { kind: "symbol", name: "cuInit" };
+const DAMAGED: MissingPart = { kind: "file", reason: "file too short" };
+const UNUSED = { selected: false, wanted: false };
+const SELECTED = { ...UNUSED, selected: true };
 
-test("a plugin that loads is ok; one that lacks a library is a note, a warning or a failure, depending on its use", () => {
-  expect(check([])).toMatchObject({ status: "ok", found: "loads" });
-  expect(check([], true)).toMatchObject({ status: "ok", found: "loads; selected" });
-  expect(check(LIBRARY)).toMatchObject({
-    status: "note",
-    found: expect.stringContaining("lacks libfabric.so.1"),
-  });
-  expect(check(LIBRARY)).not.toHaveProperty("fix");
-  expect(check(LIBRARY, false, true)).toMatchObject({ status: "warn", fix: "the remedy" });
-  expect(check(LIBRARY, true)).toMatchObject({ status: "fail", fix: "the remedy" });
-});
-
-test("a missing symbol version is named", () => {
-  const version = [{ kind: "version", name: "FABRIC_1.10", library: "libfabric.so.1" }] as const;
-  expect(check(version, true)).toMatchObject({
-    status: "fail",
-    found: expect.stringContaining("FABRIC_1.10 of libfabric.so.1"),
-  });
-});
-
-test("TensorRT-LLM#9752: an undefined symbol is named", () => {
-  expect(check([{ kind: "symbol", name: "cuInit" }], true)).toMatchObject({
-    status: "fail",
-    found: expect.stringContaining("lacks the symbol cuInit"),
-  });
-});
-
-test("a damaged plugin gives a warning even when it is not selected", () => {
-  expect(check([{ kind: "file", reason: "file too short" }])).toMatchObject({
-    status: "warn",
-    found: "is damaged: file too short",
-    fix: "the remedy",
-  });
+test.each([
+  ["a plugin that loads", [], UNUSED, "ok", "loads"],
+  ["a selected plugin that loads", [], SELECTED, "ok", "loads; selected"],
+  ["a plugin that lacks a library", [LIBRARY], UNUSED, "note", "lacks libfabric.so.1"],
+  ["the same, wanted", [LIBRARY], { ...UNUSED, wanted: true }, "warn", "lacks libfabric.so.1"],
+  ["the same, selected", [LIBRARY], SELECTED, "fail", "lacks libfabric.so.1"],
+  [
+    "a missing symbol version is named",
+    [VERSION],
+    SELECTED,
+    "fail",
+    "FABRIC_1.10 of libfabric.so.1",
+  ],
+  [
+    "TensorRT-LLM#9752: an undefined symbol is named",
+    [SYMBOL],
+    SELECTED,
+    "fail",
+    "the symbol cuInit",
+  ],
+  ["a damaged plugin, even unselected", [DAMAGED], UNUSED, "warn", "is damaged: file too short"],
+] as const)("%s", (_, missing, use, status, found) => {
+  const loads = missing.length === 0;
+  const remedy = loads ? undefined : "the remedy";
+  const plugin = { name: "LIBFABRIC", file: "/n/plugin.so", loads, missing, supplied: [], remedy };
+  const check = pluginCheck(plugin, use);
+  expect(check).toMatchObject({ status, found: expect.stringContaining(found) });
+  expect(check.fix).toBe(status === "note" ? undefined : remedy);
 });

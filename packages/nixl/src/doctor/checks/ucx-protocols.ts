@@ -1,6 +1,5 @@
 /** A row of the protocol tables that UCX prints with `UCX_PROTO_INFO=y`. */
 export interface UcxProtocol {
-  /** The operation that the row describes. */
   readonly operation: "READ" | "WRITE";
   /** Message lengths in bytes, such as "0..inf". */
   readonly range: string;
@@ -17,8 +16,7 @@ const TITLES: Readonly<Record<UcxProtocol["operation"], RegExp>> = {
 
 /**
  * Parses UCX's protocols (1.15 to 1.23) for reads and writes of a peer's memory. UCX prints a table
- * for each connection and for each change of protocol, the connection to itself first, so the last
- * table of each operation counts.
+ * per connection and change of protocol, so the last table of each operation counts.
  */
 export function readUcxProtocols(log: string): UcxProtocol[] {
   const last = new Map<UcxProtocol["operation"], UcxProtocol[]>();
@@ -30,8 +28,7 @@ export function readUcxProtocols(log: string): UcxProtocol[] {
       ?.split("|")
       .map((cell) => cell.trim());
     if (cells === undefined) {
-      // Horizontal lines stand between the title, the headings and the rows; anything else ends the
-      // table.
+      // Horizontal lines stand within a table; anything else ends it.
       if (!/\+[-+]+\+\s*$/.test(line)) open = undefined;
       continue;
     }

@@ -1,36 +1,29 @@
 import { KvError, type Log, silentLog } from "@kv/interface";
 import { DEFAULT_SOURCE, selectBackends } from "../../backends/select-backends.js";
 import { type Environment, warnOfUnusedLibraryVariables } from "../../environment.js";
-import type { Check } from "../report.js";
+import type { Check } from "../../reports.js";
+import { finding } from "./finding.js";
 
-/**
- * The library and the backends that the caller of the doctor requests. They take precedence over
- * the environment.
- */
+/** What the doctor's caller requests comes before the environment. */
 export interface DoctorRequest {
   /** Path of `libnixl_capi.so`. */
   readonly library?: string | undefined;
-  /** Names of backends. */
   readonly backends?: readonly string[] | undefined;
 }
 
-/** The backends that the doctor checks. */
 export interface RequestedBackends {
-  /** Their names; empty when the selection itself fails. */
+  /** Empty when the selection itself fails. */
   readonly names: readonly string[];
-  /** The selection and its source. */
   readonly check: Check;
   /**
-   * Arguments and variables with which a probe selects one of them from the same source, so that
-   * its errors name that source.
+   * With these arguments and variables a probe selects a backend from the same source, so that its
+   * errors name that source.
    */
   selectInProbe(name: string): { args: readonly string[]; env: Environment };
 }
 
-/** The name of the option that sets `DoctorRequest.backends`. */
 const BACKEND_OPTION = "the option --backend";
 
-/** The backends that the request or the environment selects, and the setting that selected them. */
 export function requestedBackends(
   environment: Environment,
   request: DoctorRequest,
@@ -67,7 +60,6 @@ export function requestedBackends(
   }
 }
 
-/** The effect of each variable. */
 const EFFECTS: Readonly<Record<string, string>> = {
   KV_NIXL_LIBRARY: "the library that is loaded; no other place is tried",
   NIXL_PREFIX: "the installation of NIXL that is used; no other place is tried",
@@ -112,10 +104,7 @@ const LOCAL_HOSTS = ["localhost", "127.0.0.1", "::1"];
 const NOT_REACHED = "peers on other hosts would look for this engine on their own host";
 const ADDRESS = "an address of this host, once a peer runs on another one";
 
-/**
- * Every variable that is set and matters, with its effect. Variables that look relevant but have no
- * effect get a warning.
- */
+/** A variable that looks relevant but has no effect gets a warning. */
 export function variableChecks(environment: Environment, request: DoctorRequest): Check[] {
   const unused = new Map<string, string>();
   const log: Log = {
@@ -125,54 +114,33 @@ export function variableChecks(environment: Environment, request: DoctorRequest)
   };
   selectBackends({ explicit: request.backends, option: BACKEND_OPTION, environment, log });
   warnOfUnusedLibraryVariables({ library: request.library, environment, log });
-  const checks: Check[] = [];
-  for (const [name, value = ""] of Object.entries(environment).sort(([a], [b]) =>
-    a < b ? -1 : 1,
-  )) {
-    if (value === "" && EFFECTS[name] === undefined) continue;
-    const check = {
-      id: `variables.${name}`,
-      area: "variables",
-      title: name,
-      details: { value },
-    } as const;
-    const why = unused.get(name);
-    if (why !== undefined) {
-      checks.push({
-        ...check,
-        status: "warn",
-        found: `${value}: has no effect: ${why}`,
-        fix: `unset ${name}`,
-      });
-    } else if (NOT_NIXL.test(name)) {
-      checks.push({
-        ...check,
-        status: "note",
-        found: `${value}: for NCCL; has no effect on NIXL (UCX_NET_DEVICES has)`,
-      });
-    } else if (value === "") {
-      checks.push({ ...check, status: "note", found: "set but empty, which counts as not set" });
-    } else if (name === "VLLM_NIXL_SIDE_CHANNEL_HOST" && LOCAL_HOSTS.includes(value)) {
-      checks.push({
-        ...check,
-        status: "note",
-        found: `${value}: ${NOT_REACHED}`,
-        fix: ADDRESS,
-      });
-    } else if (name === "UCX_MEM_EVENTS" && /^(y|yes|1|on|true|try)$/i.test(value)) {
-      checks.push({
-        ...check,
-        status: "warn",
-        found: `${value}: ${EFFECTS[name]}`,
-        fix: "UCX_MEM_EVENTS=n, or unset it",
-      });
-    } else {
-      const effect = EFFECTS[name] ?? FAMILIES.find(([prefix]) => name.startsWith(prefix))?.[1];
-      if (effect !== undefined)
-        checks.push({ ...check, status: "note", found: `${value}: ${effect}` });
-    }
-  }
+  const checks = Object.entries(environment)
+    .sort(([a], [b]) => (a < b ? -1 : 1))
+    .flatMap(([name, value = ""]) => variableCheck(name, value, unused.get(name)));
   return [...(checks.length > 0 ? checks : [NONE]), ...sideChannelDefault(environment)];
+}
+
+function variableCheck(name: string, value: string, unused: string | undefined): Check[] {
+  if (value === "" && EFFECTS[name] === undefined) return [];
+  const details = { value };
+  const check = (status: Check["status"], found: string, fix?: string) => [
+    finding("variables", name, name)(
+      status,
+      found,
+      fix === undefined ? { details } : { fix, details },
+    ),
+  ];
+  if (unused !== undefined)
+    return check("warn", `${value}: has no effect: ${unused}`, `unset ${name}`);
+  if (NOT_NIXL.test(name))
+    return check("note", `${value}: for NCCL; has no effect on NIXL (UCX_NET_DEVICES has)`);
+  if (value === "") return check("note", "set but empty, which counts as not set");
+  if (name === "VLLM_NIXL_SIDE_CHANNEL_HOST" && LOCAL_HOSTS.includes(value))
+    return check("note", `${value}: ${NOT_REACHED}`, ADDRESS);
+  if (name === "UCX_MEM_EVENTS" && /^(y|yes|1|on|true|try)$/i.test(value))
+    return check("warn", `${value}: ${EFFECTS[name]}`, "UCX_MEM_EVENTS=n, or unset it");
+  const effect = EFFECTS[name] ?? FAMILIES.find(([prefix]) => name.startsWith(prefix))?.[1];
+  return effect === undefined ? [] : check("note", `${value}: ${effect}`);
 }
 
 const NONE: Check = {
@@ -186,14 +154,7 @@ const NONE: Check = {
 /** Without the variable vLLM and `@kv/connector` use localhost, which works on one host only. */
 function sideChannelDefault({ VLLM_NIXL_SIDE_CHANNEL_HOST: host }: Environment): Check[] {
   if (host) return [];
-  return [
-    {
-      id: "variables.side-channel",
-      area: "variables",
-      title: "VLLM_NIXL_SIDE_CHANNEL_HOST",
-      status: "note",
-      found: `not set: localhost, by default; ${NOT_REACHED}`,
-      fix: ADDRESS,
-    },
-  ];
+  const check = finding("variables", "side-channel", "VLLM_NIXL_SIDE_CHANNEL_HOST");
+  const found = `not set: localhost, by default; ${NOT_REACHED}`;
+  return [check("note", found, { fix: ADDRESS })];
 }

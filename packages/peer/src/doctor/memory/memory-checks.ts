@@ -4,7 +4,7 @@ import { rdmaDevices, readUcxProtocols, realHost, type UcxProtocol } from "@kv/n
 import { type ChildFailure, type ChildOutcome, failureText } from "@kv/program";
 import type { AgentMetadata } from "@kv/protocol";
 import { type Check, check, type Role } from "../../checks/report.js";
-import { readDoneText } from "../../protocol/remote-prefill.js";
+import { readDoneText } from "../../protocol/remote-engine.js";
 import type { ServerFacts } from "../server-facts.js";
 import { isThisHost } from "../target.js";
 import {
@@ -24,32 +24,27 @@ import {
 
 /** How the servers' memory is read. */
 export interface MemoryCheckOptions {
-  /** Bytes to read at most from each server. @default 64 * 1024 * 1024 */
+  /** Most bytes to read from each server; 0 reads none. @default 64 * 1024 * 1024 */
   readonly limitBytes?: number | undefined;
-  /**
-   * Write block 0 of each region of the prefill server back as it was read; vLLM gives this block
-   * to no request. @default false
-   */
+  /** Write P's block 0, which vLLM gives to no request, back unchanged. @default false */
   readonly write?: boolean | undefined;
-  /** NIXL backends in order of preference. @default the transport's */
+  /** NIXL backends by preference. @default the transport's */
   readonly backends?: readonly string[] | undefined;
-  /** Limit of the process that reads the memory of one server, in ms. @default 60_000 */
+  /** Limit of reading one server, in ms. @default 60_000 */
   readonly timeoutMs?: number | undefined;
   /**
-   * Read over this transport in this process. @default over NIXL in a child process, which may
-   * crash on damaged metadata
+   * Read over it in this process. @default over NIXL in a child process, which may crash on damaged
+   * metadata
    */
   readonly transport?: Transport | undefined;
 }
 
 const DEFAULT_LIMIT_BYTES = 64 << 20;
-/** NIXL alone takes seconds to start on a busy machine. */
 const DEFAULT_TIMEOUT_MS = 60_000;
 
 /**
- * Reads the memory of one server, and of the prefill server writes its null blocks back when asked
- * to. Then notifies `ranks`, all ranks that keep blocks for the doctor. No checks for a server
- * without metadata.
+ * Reads the servers' memory, writes P's null blocks back on request, and notifies `ranks`, which
+ * keep blocks for the doctor.
  */
 export async function memoryChecks(
   server: ServerFacts,
@@ -59,18 +54,37 @@ export async function memoryChecks(
   const { role, metadata, remotePrefill } = server;
   if (metadata === undefined) return [];
   const request = probeRequest(server, metadata, ranks, options);
-  const outcome = await runProbe(request, options);
-  if (outcome.kind !== "answered") return [failureCheck(role, outcome, metadata)];
-  const used = measured(outcome);
-  // The doctor runs on the decode server's host: KV moves between this host and the prefill server.
+  const { outcome, freed } = await runProbe(request, options);
+  const kept = keptCheck(role, remotePrefill, freed);
+  if (request.limitBytes === 0) return kept;
+  const { value } = outcome.kind === "answered" ? outcome : {};
+  if (outcome.kind !== "answered" || value === undefined)
+    return [failureCheck(role, outcome as ChildFailure, metadata), ...kept];
+  const used = measured(value, outcome.output);
+  // This host is D's, so KV moves between it and P.
   const isPath = role === "prefill" && used.lanes.length > 0;
   const hosts = isPath ? await hostFacts(server, request, options) : undefined;
-  const { backends, write } = outcome.value;
+  const { backends, write } = value;
   return [
-    ...resultChecks(role, outcome.value),
+    ...resultChecks(role, value),
     transportCheck(role, { backends, used, hosts }),
     ...modeCheck(role, remotePrefill?.transferMode, write),
+    ...kept,
   ];
+}
+
+/** A request that a server keeps for the doctor until its lease ends. */
+function keptCheck(
+  role: Role,
+  remotePrefill: ServerFacts["remotePrefill"],
+  outcome: ChildOutcome<unknown>,
+): Check[] {
+  if (remotePrefill === undefined) return [];
+  const isPush = remotePrefill.transferMode === "push";
+  if (!isPush && outcome.kind === "answered") return [];
+  const reason = isPush || outcome.kind === "answered" ? "it pushes" : failureText(outcome);
+  const found = `one request of two tokens stays at ${role} until its lease ends: ${reason}`;
+  return [check(`bytes.${role}-kept`, "blocks of the probe", "note", found)];
 }
 
 async function hostFacts(
@@ -88,26 +102,23 @@ async function hostFacts(
   };
 }
 
-/** UCX's protocols for reads, from the output of a process with `UCX_PROTO_INFO=y`. */
 export function readsOf(output: string): readonly UcxProtocol[] {
   return readUcxProtocols(output).filter(({ operation }) => operation === "READ");
 }
 
-function measured({ value, output }: { value: ProbeResult; output: string }): MeasuredTransport {
-  const { lengthBytes, bestMs } = value.bulk;
+function measured({ bulk }: ProbeResult, output: string): MeasuredTransport {
+  const { lengthBytes, bestMs } = bulk;
   return { lanes: readsOf(output), bytesPerMs: lengthBytes / bestMs };
 }
 
-/**
- * How fast the memory is read with every transport that UCX has on this host. Undefined when it
- * cannot be read.
- */
 export async function measureUnlimited(
   request: ProbeRequest,
   timeoutMs = DEFAULT_TIMEOUT_MS,
 ): Promise<MeasuredTransport | undefined> {
-  const outcome = await probeInChildProcess(request, timeoutMs, WITHOUT_LIMITS);
-  return outcome.kind === "answered" ? measured(outcome) : undefined;
+  const { outcome } = await probeOrRelease(request, timeoutMs, WITHOUT_LIMITS);
+  return outcome.kind === "answered" && outcome.value !== undefined
+    ? measured(outcome.value, outcome.output)
+    : undefined;
 }
 
 export function probeRequest(
@@ -145,17 +156,38 @@ export function probeRequest(
   };
 }
 
+interface Probed {
+  readonly outcome: ChildOutcome<ProbeResult | undefined>;
+  /** What freed the blocks that the server kept. */
+  readonly freed: ChildOutcome<unknown>;
+}
+
+/** A child that crashed or hung has freed nothing, so another one does. */
+async function probeOrRelease(
+  request: ProbeRequest,
+  timeoutMs: number,
+  environment?: Readonly<Record<string, string>>,
+): Promise<Probed> {
+  const outcome = await probeInChildProcess(request, timeoutMs, environment);
+  const isDead = outcome.kind === "crashed" || outcome.kind === "timeout";
+  if (!isDead || request.notifications.length === 0) return { outcome, freed: outcome };
+  const again = { ...request, limitBytes: 0 };
+  return { outcome, freed: await probeInChildProcess(again, timeoutMs, environment) };
+}
+
 async function runProbe(
   request: ProbeRequest,
   { transport, timeoutMs = DEFAULT_TIMEOUT_MS }: MemoryCheckOptions,
-): Promise<ChildOutcome<ProbeResult>> {
-  if (transport === undefined) return await probeInChildProcess(request, timeoutMs);
+): Promise<Probed> {
+  if (transport === undefined) return await probeOrRelease(request, timeoutMs);
   try {
     const value = await probeMemory(transport, request, systemClock());
-    return { kind: "answered", value, output: "" };
+    const outcome = { kind: "answered", value, output: "" } as const;
+    return { outcome, freed: outcome };
   } catch (thrown) {
     const { code, message, hint } = KvError.from(thrown, "KV_INTERNAL", "the probe failed");
-    return { kind: "failed", error: { code, message, hint }, output: "" };
+    const outcome = { kind: "failed", error: { code, message, hint }, output: "" } as const;
+    return { outcome, freed: outcome };
   }
 }
 
@@ -165,36 +197,24 @@ function resultChecks(role: Role, result: ProbeResult): Check[] {
     `${size(bulk.lengthBytes)} in ${bulk.bestMs.toFixed(1)} ms (${rate(bulk.lengthBytes, bulk.bestMs)}), ` +
     `a block of ${size(block.lengthBytes)} in ${block.medianMs.toFixed(2)} ms, first contact ${connectMs.toFixed(0)} ms`;
   const checks = [
-    check(`bytes.${role}`, `read from ${role}`, "ok", found, { details: { ...result } }),
+    check(`bytes.${role}`, `read from ${role}`, "ok", found, undefined, { ...result }),
   ];
-  if (write !== undefined)
-    checks.push(
-      check(
-        `bytes.${role}-write`,
-        `write to ${role}`,
-        "ok",
-        `${size(write.lengthBytes)}, the null blocks, unchanged (${rate(write.movedBytes, write.writeMs)})`,
-      ),
-    );
-  if (!isStable)
-    checks.push(
-      check(
-        `bytes.${role}-stable`,
-        "repeated read",
-        "note",
-        "two reads of block 0 differ: requests write to it, or a read does not return the server's memory",
-      ),
-    );
+  if (write !== undefined) {
+    const written = `${size(write.lengthBytes)}, the null blocks, unchanged (${rate(write.movedBytes, write.writeMs)})`;
+    checks.push(check(`bytes.${role}-write`, `write to ${role}`, "ok", written));
+  }
+  if (!isStable) {
+    const differ =
+      "two reads of block 0 differ: requests write to it, or a read does not return the server's memory";
+    checks.push(check(`bytes.${role}-stable`, "repeated read", "note", differ));
+  }
   return checks;
 }
 
 const MUCH_FASTER = 2;
 const CONNECTORS = { pull: "NixlConnector", push: "NixlPushConnector" } as const;
 
-/**
- * Advises push where WRITE is much faster than READ, which is so on transports that emulate READ,
- * and pull in the reverse case.
- */
+/** WRITE is much faster than READ on transports that emulate READ. */
 export function modeCheck(role: Role, mode = "pull", write: ProbeResult["write"]): Check[] {
   if (write === undefined) return [];
   const { movedBytes, writeMs, readMs } = write;
@@ -206,14 +226,13 @@ export function modeCheck(role: Role, mode = "pull", write: ProbeResult["write"]
   const fix = isSlow
     ? `use ${other}: set kv_connector to ${CONNECTORS[other]} on both servers`
     : undefined;
-  return [
-    check(`bytes.${role}-mode`, "pull or push", isSlow ? "warn" : "ok", found, { fix, details }),
-  ];
+  const status = isSlow ? "warn" : "ok";
+  return [check(`bytes.${role}-mode`, "pull or push", status, found, fix, details)];
 }
 
 function failureCheck(role: Role, outcome: ChildFailure, metadata: AgentMetadata): Check {
   const of = (found: string, fix: string, details: Check["details"]) =>
-    check(`bytes.${role}`, `read from ${role}`, "fail", found, { fix, details });
+    check(`bytes.${role}`, `read from ${role}`, "fail", found, fix, details);
   const found = failureText(outcome);
   if (outcome.kind === "failed") {
     const gpu = metadata.regionMemoryTypes?.includes("VRAM")

@@ -10,12 +10,8 @@ import {
 } from "@kv/interface";
 import { type ChildOutcome, runInChild } from "@kv/program";
 
-/**
- * A probe of one server's memory, as plain data: it may run in a child process, because NIXL can
- * crash on damaged metadata.
- */
+/** Plain data, because a child process may probe: NIXL can crash on damaged metadata. */
 export interface ProbeRequest {
-  /** The transport metadata of rank (0, 0), in base64. */
   readonly agentMetadata: string;
   readonly deviceId: number;
   readonly memoryType: MemoryType;
@@ -26,19 +22,15 @@ export interface ProbeRequest {
     readonly blockStrideBytes: number;
   }[];
   readonly limitBytes: number;
-  /** Write block 0 of each region back unchanged; vLLM gives this block to no request. */
+  /** Write block 0 of each region back unchanged. */
   readonly write: boolean;
-  /**
-   * Notifications to send at the end, so that the server frees the blocks that it keeps for the
-   * doctor.
-   */
+  /** They free the blocks that the server keeps for the doctor. */
   readonly notifications: readonly { readonly agentMetadata: string; readonly text: string }[];
   readonly backends: readonly string[];
 }
 
 export interface ProbeResult {
   readonly backends: readonly string[];
-  /** Time to add the peer and read its first block, which includes making connections. */
   readonly connectMs: number;
   readonly block: { readonly lengthBytes: number; readonly medianMs: number };
   readonly bulk: {
@@ -46,18 +38,10 @@ export interface ProbeResult {
     readonly descriptorCount: number;
     readonly bestMs: number;
   };
-  /**
-   * The same blocks written and read, the best time of each; undefined when nothing was to be
-   * written.
-   */
   readonly write:
     | {
-        /** Bytes of the null blocks, each counted once. */
         readonly lengthBytes: number;
-        /**
-         * Bytes of one transfer: the null blocks are moved several times, so that it is not too
-         * short to be timed.
-         */
+        /** Null blocks move several times, so that one transfer can be timed. */
         readonly movedBytes: number;
         readonly writeMs: number;
         readonly readMs: number;
@@ -68,16 +52,13 @@ export interface ProbeResult {
 
 const SINGLE_READS = 15;
 const BULK_READS = 3;
-/**
- * A WRITE and a READ are compared with transfers of this length, or of this many times the null
- * blocks.
- */
 const COMPARED_BYTES = 8 << 20;
 const MAX_REPEATS = 64;
 const TRANSFER_TIMEOUT_MS = 30_000;
 
 /**
- * Reads a peer's memory and measures the time.
+ * Frees the blocks that the server keeps, also when reading fails. Undefined for a limit of 0 bytes,
+ * with which nothing is read.
  *
  * @throws those of the transport; `KV_TRANSFER_INVALID` for a peer without memory.
  */
@@ -85,35 +66,41 @@ export async function probeMemory(
   transport: Transport,
   request: ProbeRequest,
   clock: Clock,
-): Promise<ProbeResult> {
+): Promise<ProbeResult | undefined> {
   const agent = await transport.createAgent(
     request.backends.length === 0 ? {} : { backends: request.backends.map((name) => ({ name })) },
   );
   let memory: Memory | undefined;
   try {
+    if (request.limitBytes === 0) return undefined;
     const descriptors = chooseDescriptors(request);
     memory = transport.allocate(descriptors.lengthBytes);
     return await readAndWrite(agent, memory, request, descriptors, clock);
   } finally {
-    await agent.close();
+    await notify(agent, request.notifications).finally(() => agent.close());
     memory?.close();
   }
 }
 
+async function notify(agent: Agent, notifications: ProbeRequest["notifications"]): Promise<void> {
+  for (const { agentMetadata, text } of notifications) {
+    const to = await agent.addRemote(Buffer.from(agentMetadata, "base64"));
+    await agent.notify(to, new TextEncoder().encode(text));
+  }
+}
+
 /**
- * Runs `probeMemory` over NIXL in a child process and kills it after `timeoutMs`. `environment` is
- * added to this one's. Never rejects.
+ * Probes over NIXL in a child process, killed after `timeoutMs`. `environment` extends this one's.
  */
 export function probeInChildProcess(
   request: ProbeRequest,
   timeoutMs: number,
   environment: Readonly<Record<string, string>> = {},
-): Promise<ChildOutcome<ProbeResult>> {
+): Promise<ChildOutcome<ProbeResult | undefined>> {
   return runInChild({
     module: createRequire(import.meta.url).resolve("@kv/peer/probe-child"),
     request,
     timeoutMs,
-    // Makes UCX print the transports that it uses.
     env: { ...process.env, UCX_PROTO_INFO: "y", ...environment },
   });
 }
@@ -188,8 +175,7 @@ async function readAndWrite(
   if (request.write) {
     const nullBlocks = nullBlockIds(remoteRows);
     const nullBytes = nullBlocks.reduce((sum, id) => sum + (lengths[id] ?? 0), 0);
-    // They hold what the last read returned. Each time the same bytes are written to the same
-    // place.
+    // They hold what the last read returned.
     const repeats = Math.min(MAX_REPEATS, Math.max(1, Math.floor(COMPARED_BYTES / nullBytes)));
     const repeated = Int32Array.from(Array.from({ length: repeats }, () => nullBlocks).flat());
     let [writeMs, readMs] = [Number.POSITIVE_INFINITY, Number.POSITIVE_INFINITY];
@@ -198,10 +184,6 @@ async function readAndWrite(
       readMs = Math.min(readMs, await move("READ", repeated));
     }
     write = { lengthBytes: nullBytes, movedBytes: nullBytes * repeats, writeMs, readMs };
-  }
-  for (const { agentMetadata, text } of request.notifications) {
-    const to = await agent.addRemote(Buffer.from(agentMetadata, "base64"));
-    await agent.notify(to, new TextEncoder().encode(text));
   }
   singles.sort((a, b) => a - b);
   return {

@@ -3,8 +3,7 @@ import { nixlTransport } from "@kv/nixl";
 import { receiveRequest, runTask } from "@kv/program";
 import { type ProbeRequest, probeMemory } from "./memory-probe.js";
 
-// The child process that reads a server's memory. NIXL may crash it, UCX may hang in it, and both
-// may print to its output.
+// NIXL may crash this process, and UCX hang in it; both may print.
 await runTask(async () => {
   const request = await receiveRequest<ProbeRequest>();
   const transport = nixlTransport();

@@ -1,7 +1,6 @@
 import type { RdmaDevice, UcxProtocol } from "@kv/nixl";
 import { type Check, check, type Role } from "../../checks/report.js";
 
-/** The variables with which a user limits the transports of UCX. */
 const LIMITS = ["UCX_TLS", "UCX_NET_DEVICES"] as const;
 
 export interface MeasuredTransport {
@@ -9,27 +8,20 @@ export interface MeasuredTransport {
   readonly bytesPerMs: number;
 }
 
-export interface NetworkFacts {
+interface NetworkFacts {
   readonly backends: readonly string[];
-  /** As this host's environment permits. */
   readonly used: MeasuredTransport;
-  /**
-   * What the transport in use is compared with; undefined for a server that this host is not to be
-   * fast with.
-   */
   readonly hosts?: HostFacts | undefined;
 }
 
 export interface HostFacts {
-  /** Without the limits of this host's environment; undefined when it has none. */
+  /** Undefined where this host sets no limits. */
   readonly unlimited: MeasuredTransport | undefined;
-  /** The limits that are set, such as `UCX_TLS=tcp`. */
   readonly limits: readonly string[];
   readonly sameHost: boolean;
   readonly devices: readonly RdmaDevice[];
 }
 
-/** The limits in an environment, as they are set there; "all" is none. */
 export function ucxLimits(
   environment: Readonly<Record<string, string | undefined>>,
 ): readonly string[] {
@@ -42,7 +34,7 @@ export const WITHOUT_LIMITS: Readonly<Record<string, string>> = Object.fromEntri
   LIMITS.map((name) => [name, "all"]),
 );
 
-/** Kinds of transports, from the worst to the best. */
+/** From worst to best. */
 export const LANE_CLASSES = [
   { name: "tcp", pattern: /\b(tcp|sockets)\b/ },
   { name: "RDMA", pattern: /\b(rc|dc|ud|srd|efa|verbs)(_|\b)|mlx5|\bib\d/ },
@@ -55,7 +47,7 @@ export const LANE_CLASSES = [
 export interface Lane {
   /** Such as "zero-copy cma/memory"; empty for none. */
   readonly how: string;
-  /** An index of `LANE_CLASSES`; -1 for an unknown one. */
+  /** An index of `LANE_CLASSES`, or -1. */
   readonly rank: number;
 }
 
@@ -63,27 +55,24 @@ export function laneNamed(how: string): Lane {
   return { how, rank: LANE_CLASSES.findLastIndex(({ pattern }) => pattern.test(how)) };
 }
 
-/** The lane of the largest messages. */
 export function laneOf(lanes: readonly UcxProtocol[]): Lane {
   const last = lanes.at(-1);
   return laneNamed(last === undefined ? "" : `${last.how} ${last.lanes}`.trim());
 }
 
-/** This much faster is worth a change of settings. */
 const WORTH = 1.5;
 
 /**
- * Compares the transport in use with the best one that both hosts have. UCX takes the best one that
- * both sides permit, so a better one exists when a setting of this host or of the server excludes
- * it.
+ * UCX takes the best transport that both sides permit, so a setting of either excludes a better
+ * one.
  */
 export function transportCheck(role: Role, { backends, used, hosts }: NetworkFacts): Check {
   const { how, rank } = laneOf(used.lanes);
-  const of = (status: Check["status"], more: string, fix?: string) =>
-    check(`bytes.${role}-transport`, "transport", status, `${backends.join(", ")}${more}`, {
-      fix,
-      details: how === "" ? undefined : { lanes: used.lanes },
-    });
+  const details = how === "" ? undefined : { lanes: used.lanes };
+  const of = (status: Check["status"], more: string, fix?: string) => {
+    const found = `${backends.join(", ")}${more}`;
+    return check(`bytes.${role}-transport`, "transport", status, found, fix, details);
+  };
   if (how === "") return of("note", "; it does not report its network");
   const over = ` over ${how}`;
   if (hosts === undefined) return of("ok", over);
@@ -118,7 +107,6 @@ export function transportCheck(role: Role, { backends, used, hosts }: NetworkFac
   );
 }
 
-/** Such as "12.34 GB/s". */
 export function gigabytes(bytesPerMs: number): string {
   return `${(bytesPerMs / 1e6).toFixed(2)} GB/s`;
 }

@@ -1,4 +1,0 @@
-export function zig(): Promise<{
-  readonly compiler: readonly string[];
-  readonly env: NodeJS.ProcessEnv;
-}>;

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace kv::nixl {
+
+struct ByteRun {
+  uint64_t offset;
+  uint64_t length;
+};
+
+// Host or device memory that the addon has allocated.
+class AllocatedMemory {
+ public:
+  AllocatedMemory(uint64_t address, uint64_t length) : address(address), length(length) {}
+  virtual ~AllocatedMemory() = default;
+  AllocatedMemory(const AllocatedMemory&) = delete;
+  AllocatedMemory& operator=(const AllocatedMemory&) = delete;
+
+  // The first byte: on the device for GPU memory, otherwise in this process.
+  const uint64_t address;
+  // Bytes.
+  const uint64_t length;
+  // Registrations and copies under way. The owner must keep the memory meanwhile.
+  std::atomic<uint32_t> pins{0};
+
+  // Copies all runs, in order, into consecutive bytes. Throws KV_MEMORY_INVALID.
+  virtual void gather(const std::vector<ByteRun>& runs, std::byte* bytes) const = 0;
+  // Copies consecutive bytes into all runs, and returns when they are in place. Throws
+  // KV_MEMORY_INVALID.
+  virtual void scatter(const std::vector<ByteRun>& runs, const std::byte* bytes) const = 0;
+  // Calls `ready`, which must not throw, once transfers may use the memory, perhaps on another
+  // thread.
+  virtual void when_touched(std::function<void()> ready) { ready(); }
+};
+
+class Pin {
+ public:
+  explicit Pin(std::shared_ptr<AllocatedMemory> memory) : memory(std::move(memory)) { ++this->memory->pins; }
+  ~Pin() { --memory->pins; }
+  Pin(const Pin&) = delete;
+  Pin& operator=(const Pin&) = delete;
+
+  const std::shared_ptr<AllocatedMemory> memory;
+};
+
+}  // namespace kv::nixl

@@ -1,0 +1,30 @@
+import { chmodSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { delimiter, join } from "node:path";
+import { afterAll, expect, test } from "vitest";
+import { downloadWheel } from "./download-wheel.js";
+import { wheelFor } from "./wheels.js";
+
+const folder = mkdtempSync(join(tmpdir(), "kv-download-"));
+afterAll(() => rmSync(folder, { recursive: true, force: true }));
+
+test("first-contact.md 8: the file that pip copies before it removes it is counted once", async () => {
+  const python = join(folder, "python3");
+  const lines = [
+    "#!/bin/sh",
+    'head -c 3000000 /dev/zero > "$TMPDIR/one.whl"',
+    'mkdir "$TMPDIR/two" && cp "$TMPDIR/one.whl" "$TMPDIR/two/"',
+    "sleep 3",
+    "exit 1",
+  ];
+  writeFileSync(python, lines.join("\n"));
+  chmodSync(python, 0o755);
+  const shown: string[] = [];
+  const environment = { PATH: `${folder}${delimiter}${process.env.PATH}` };
+  const wheel = wheelFor("1.5.0", 12, "x64");
+  const downloaded = downloadWheel(wheel, join(folder, "w"), environment, (line) => {
+    shown.push(line);
+  });
+  await expect(downloaded).rejects.toMatchObject({ code: "KV_INSTALL_FAILED" });
+  expect(shown).toEqual(["3 MB so far"]);
+});

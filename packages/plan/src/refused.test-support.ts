@@ -1,0 +1,20 @@
+import { KvError, type KvErrorCode } from "@kv/interface";
+import { expect } from "vitest";
+
+/** The error with which something is refused. */
+export function refusal(attempt: () => unknown): KvError {
+  try {
+    attempt();
+  } catch (error) {
+    if (KvError.is(error)) return error;
+    throw error;
+  }
+  return expect.fail("nothing was refused");
+}
+
+/** Requires a refusal with this code and this message. */
+export function refused(attempt: () => unknown, code: KvErrorCode, message: RegExp): void {
+  const error = refusal(attempt);
+  expect(error.message).toMatch(message);
+  expect(error.code).toBe(code);
+}

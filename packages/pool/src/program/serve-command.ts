@@ -1,0 +1,186 @@
+import { AdminServer, jsonLog, LOG_LEVELS, type LogLevel } from "@kv/fleet/front-end";
+import { KvError, systemClock } from "@kv/interface";
+import { nixlTransport } from "@kv/nixl";
+import {
+  count,
+  duration,
+  each,
+  hostAndPort,
+  oneOf,
+  port,
+  print,
+  printError,
+  refuseValue,
+  size,
+} from "@kv/program";
+import { readTcpEndpoint } from "@kv/side-channel";
+import type { BlockHashAlgorithm } from "@kv/tier";
+import { type Command, Option } from "commander";
+import { z } from "zod";
+import type { Engine } from "../copier.js";
+import { openPool } from "../pool.js";
+import { poolMetrics } from "./metrics.js";
+import {
+  addNamespaceOptions,
+  keysOf,
+  type NamespaceOptions,
+  namespaceOf,
+} from "./namespace-options.js";
+
+interface ServeOptions extends NamespaceOptions {
+  readonly port: number;
+  readonly memory: number;
+  readonly files?: string;
+  readonly filesLimit: number;
+  readonly engine: Engine[];
+  readonly hashAlgorithm: BlockHashAlgorithm;
+  readonly blocksPerChunk: number;
+  readonly copies: number;
+  readonly adminHost: string;
+  readonly adminPort?: number;
+  readonly drain: number;
+  readonly logLevel: LogLevel;
+}
+
+const DEFAULT_BYTES = 2 ** 30;
+/** Routers wait a little longer. */
+const COPY_MS = 25_000;
+
+export function addServe(program: Command): void {
+  const command = program
+    .command("serve")
+    .description("serve blocks to vLLM servers, and copy theirs; SIGTERM drains it");
+  addNamespaceOptions(command)
+    .option("--port <port>", "of the P2P tier; 0 takes a free one", port, 5710)
+    .addOption(
+      new Option("--memory <size>", "host memory for blocks")
+        .argParser(size)
+        .default(DEFAULT_BYTES, "1GiB"),
+    )
+    .option("--files <folder>", "keep all blocks in a file there, through NIXL's backend POSIX")
+    .addOption(
+      new Option("--files-limit <size>", "the longest that the file may be")
+        .argParser(size)
+        .default(16 * DEFAULT_BYTES, "16GiB"),
+    )
+    .addOption(
+      new Option(
+        "--engine <peer,events[,replay]>",
+        "copy from this vLLM server: HOST:PORT of its P2P tier, and the endpoints of its KV events, such as 10.0.0.7:5710,tcp://10.0.0.7:5557; may be repeated",
+      )
+        .argParser(each(engine))
+        .default([], "none"),
+    )
+    .addOption(
+      new Option("--hash-algorithm <name>", "vLLM's --prefix-caching-hash-algo")
+        .argParser(oneOf("sha256", "sha256_cbor"))
+        .default("sha256"),
+    )
+    .option(
+      "--blocks-per-chunk <n>",
+      "blocks_per_chunk of vLLM's kv_connector_extra_config",
+      count,
+      1,
+    )
+    .option("--copies <n>", "prefixes that are copied at a time", count, 2)
+    .option("--admin-host <host>", "address of the admin routes", "127.0.0.1")
+    .option(
+      "--admin-port <port>",
+      "serve /status, /metrics, /health, /blocks and /copies there",
+      port,
+    )
+    .addOption(
+      new Option("--drain <time>", "the longest wait for peers at SIGTERM")
+        .argParser(duration)
+        .default(10_000, "10s"),
+    )
+    .option("--log-level <level>", "lowest level on stderr", oneOf(...LOG_LEVELS), "info")
+    .action(serve);
+}
+
+/** `HOST:PORT,EVENTS[,REPLAY]`. */
+function engine(text: string): Engine {
+  const [peerId = "", endpoint = "", replayEndpoint, ...more] = text.split(",");
+  hostAndPort(peerId);
+  for (const each of [endpoint, replayEndpoint ?? endpoint])
+    if (readTcpEndpoint(each) === undefined || more.length > 0)
+      refuseValue("It must be HOST:PORT, then one or two endpoints such as tcp://10.0.0.7:5557.");
+  return { peerId, events: { endpoint, replayEndpoint } };
+}
+
+async function serve(options: ServeOptions): Promise<void> {
+  const { files: folder, filesLimit: limitBytes, adminHost, adminPort, drain } = options;
+  const log = jsonLog(options.logLevel, { write: printError });
+  const namespace = await namespaceOf(options, log);
+  const transport = nixlTransport({ log });
+  const pool = await openPool({
+    ...namespace,
+    transport,
+    host: options.host,
+    port: options.port,
+    memoryBytes: options.memory,
+    files: folder === undefined ? undefined : { folder, limitBytes },
+    engines: options.engine,
+    hashAlgorithm: options.hashAlgorithm,
+    blocksPerChunk: options.blocksPerChunk,
+    maxCopies: options.copies,
+    handshakeKeys: keysOf(options),
+    log,
+  });
+  const admin =
+    adminPort === undefined
+      ? undefined
+      : new AdminServer({
+          settings: { host: adminHost, port: adminPort },
+          clock: systemClock(),
+          operations: {
+            status: () => pool.status(),
+            metrics: poolMetrics(() => pool.status()),
+            health: async () => {
+              const { draining } = pool.status();
+              return { ok: !draining, body: { draining } };
+            },
+            further: {
+              "GET /blocks": (query) =>
+                pool.content(query.get("epoch") ?? "", Number(query.get("after") ?? 0)),
+              "POST /copies": async (_, body) => ({
+                copied: await pool.copyFrom(peerIn(body), COPY_MS),
+              }),
+            },
+          },
+        });
+
+  const close = async () => {
+    await admin?.close();
+    await pool.close();
+    await transport.close();
+  };
+  try {
+    const url = await admin?.listen();
+    const stopped = firstSignal();
+    // A reader of this line may send a signal at once.
+    print(`kv-pool ready ${pool.localId}${url === undefined ? "" : ` admin ${url}`}\n`);
+    log.info("closing", { signal: await stopped, pinned: pool.status().pinned });
+    await pool.drain(drain);
+  } finally {
+    await close();
+  }
+}
+
+function peerIn(body: unknown): string {
+  const { data, error } = z.strictObject({ peer: z.string().max(512) }).safeParse(body);
+  if (data !== undefined) return data.peer;
+  throw new KvError("KV_REQUEST_INVALID", `the body is not {"peer": "HOST:PORT"}: ${error}`);
+}
+
+/** A second signal ends the process. */
+function firstSignal(): Promise<NodeJS.Signals> {
+  return new Promise((resolve) => {
+    const signals = ["SIGTERM", "SIGINT"] as const;
+    for (const signal of signals)
+      process.once(signal, () => {
+        for (const each of signals) process.removeAllListeners(each);
+        resolve(signal);
+      });
+  });
+}

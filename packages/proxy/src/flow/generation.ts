@@ -1,0 +1,264 @@
+import type { Instance } from "@kv/fleet";
+import { type Deadline, type Endpoint, parseRequestInSteps } from "@kv/fleet/front-end";
+import type { ReceivedBody } from "@kv/http";
+import { KvError } from "@kv/interface";
+import type { ClientRequest, Part } from "../legs/client-request.js";
+import type { Legs } from "../legs/legs.js";
+import { Attempts } from "../legs/tries.js";
+import type { Readback } from "../readback/readback.js";
+import { type RequestPart, splitRequest } from "../request/leg-bodies.js";
+import { AnswerFilter } from "../response/answer-filter.js";
+import type { AnsweredPart } from "../response/answered-parts.js";
+import { type LegAnswer, streamResponse } from "../response/leg-answer.js";
+import { mergeAnswers } from "../response/merge-answers.js";
+import type { NamedPrefillers } from "../sidecar/named-prefillers.js";
+import { RequestRecord } from "../telemetry/request-record.js";
+import { ConditionalStrategy } from "./conditional-strategy.js";
+import { ReadbackStrategy } from "./readback-strategy.js";
+import { type DisaggregationStrategy, PrefillEngines, TwoLegs } from "./two-legs.js";
+
+/** Runs the legs of each part and merges the answers. */
+export class Generation {
+  readonly #legs: Legs;
+  readonly #strategy: DisaggregationStrategy;
+  readonly #named: NamedPrefillers | undefined;
+
+  /** `named`: reads a sidecar's prefill instances from request headers. */
+  constructor(
+    legs: Legs,
+    { readback, named }: { readback?: Readback | undefined; named?: NamedPrefillers | undefined },
+  ) {
+    this.#legs = legs;
+    this.#strategy = strategyOf(legs, readback);
+    this.#named = named;
+  }
+
+  /** The strategy, as status pages show it. */
+  get flow(): string {
+    const { name } = this.#strategy;
+    return this.#named === undefined ? name : `sidecar, ${name}`;
+  }
+
+  /**
+   * Returns a failure that an instance reported in an answer already sent. The caller writes errors
+   * thrown before the answer's head.
+   */
+  async answer(
+    client: ClientRequest,
+    endpoint: Endpoint,
+    body: ReceivedBody,
+  ): Promise<KvError | undefined> {
+    const { fleet, settings, prefillers, decoders } = this.#legs;
+    const { requestId, headers, deadline, record } = client;
+    const named = this.#named?.of(headers, requestId);
+    const request = await parseRequestInSteps(endpoint, body.take(), fleet.parses);
+    request.kvSource = this.#named?.kvSource(headers, {
+      requestId,
+      prefillers: named,
+      socket: client.response.req.socket,
+    });
+    client.attempts = this.#legs.newAttempts(request);
+    const { attempts } = client;
+    const part: Part = {
+      requestId,
+      headers,
+      deadline,
+      record,
+      attempts,
+      request,
+      prefillers: named,
+      preferredDecode: undefined,
+    };
+    const { kvSources } = fleet;
+    if (prefillers.readsTokenIds() || decoders.readsTokenIds() || kvSources?.readsTokenIds())
+      await fleet.addTokenIds(request, headers);
+    const { disaggregationLimit: limit } = request;
+    if (limit !== undefined && named?.length !== 0 && settings.policy.unsplittable === "fail")
+      throw cannotDisaggregate(limit);
+    const single =
+      named?.length === 0
+        ? "unnamed"
+        : limit !== undefined
+          ? "unsplittable"
+          : request.asksAboutPrompt
+            ? "asks-about-prompt"
+            : undefined;
+    if (single !== undefined)
+      return this.#stream(client, endpoint, await this.#legs.single(part, single, limit));
+    const split = splitRequest(request, settings.limits.parts);
+    const begun = split.next();
+    const parts = begun.done === true ? begun.value : await fleet.parses.run(split);
+    if (parts.length > 1) return this.#runParts(client, part, parts);
+    return this.#stream(client, endpoint, await this.#strategy.run(part));
+  }
+
+  async #runParts(
+    client: ClientRequest,
+    part: Part,
+    parts: readonly RequestPart[],
+  ): Promise<KvError | undefined> {
+    // Long members are not copied.
+    const lengthBytes = parts.reduce((sum, { request }) => sum + request.text.length, 0);
+    client.admission.add(parts.length - 1, lengthBytes);
+    client.record.parts = parts.length;
+    const answered = await new FanOut(part, this.#strategy).run(parts);
+    try {
+      const refusal = answered.find(({ answer }) => answer.status !== 200);
+      if (refusal !== undefined)
+        return await this.#stream(client, part.request.endpoint, refusal.answer);
+      return await mergeAnswers(this.#legs, client, answered);
+    } finally {
+      for (const { answer, deadline } of answered) {
+        answer.discard();
+        answer.visit.abandoned();
+        deadline.close();
+      }
+    }
+  }
+
+  #stream(
+    client: ClientRequest,
+    endpoint: Endpoint,
+    answer: LegAnswer,
+  ): Promise<KvError | undefined> {
+    const filter = new AnswerFilter(endpoint, answer);
+    return streamResponse(client, answer, this.#legs.settings, filter);
+  }
+}
+
+/** The strategy that the settings `mode`, `pushLegs` and `disaggregateAbove` name. */
+function strategyOf(legs: Legs, readback: Readback | undefined): DisaggregationStrategy {
+  const { settings, fleet } = legs;
+  const engines = new PrefillEngines(fleet.pairing);
+  const plain = new TwoLegs(legs, engines, settings);
+  const twoLegs =
+    readback === undefined ? plain : new ReadbackStrategy(legs, plain, readback, engines);
+  const { disaggregateAbove: above } = settings;
+  // The request tells a sidecar whether it has two legs.
+  return above === undefined || settings.sidecar !== undefined
+    ? twoLegs
+    : new ConditionalStrategy(legs, twoLegs, above, readback);
+}
+
+function cannotDisaggregate(why: string): KvError {
+  const message = `prefill and decode of this request cannot run on two instances: ${why}`;
+  return new KvError("KV_REQUEST_INVALID", message, {
+    hint: "change the request; or run the proxy with --unsplittable decode-computes, which sends such requests to one decode instance",
+  });
+}
+
+interface FirstPrefill {
+  readonly ended: Promise<void>;
+  instance: Instance | undefined;
+}
+
+type EarlyEnd = { readonly error: unknown } | { readonly refusal: AnsweredPart };
+
+/**
+ * Runs all parts and waits until each answer begins, so that one part's error can still answer the
+ * request. The first failure, or the first answer other than 200, aborts the other parts. Further
+ * copies of a prompt wait for the first copy's prefill leg, which fills the prefix cache.
+ */
+class FanOut {
+  readonly #client: Part;
+  readonly #strategy: DisaggregationStrategy;
+  readonly #deadlines: Deadline[] = [];
+  /** The key is the index of the prompt. */
+  readonly #firstPrefills = new Map<number, FirstPrefill>();
+  #earlyEnd: EarlyEnd | undefined;
+
+  constructor(client: Part, strategy: DisaggregationStrategy) {
+    this.#client = client;
+    this.#strategy = strategy;
+  }
+
+  /** @throws The error of the first part that fails. */
+  async run(parts: readonly RequestPart[]): Promise<readonly AnsweredPart[]> {
+    const { record } = this.#client;
+    const records = parts.map((_, index) => (index === 0 ? record : new RequestRecord()));
+    const results = await Promise.allSettled(
+      parts.map((part, index) => this.#runPart(part, index, records[index] ?? record)),
+    );
+    record.prefillWorkMs = records.reduce((sum, { prefillWorkMs }) => sum + prefillWorkMs, 0);
+    const answered = results.flatMap((result) =>
+      result.status === "fulfilled" ? [result.value] : [],
+    );
+    const end = this.#earlyEnd;
+    if (end === undefined) return answered;
+    const refusal = "refusal" in end ? end.refusal : undefined;
+    for (const part of answered) {
+      if (part === refusal) continue;
+      part.answer.discard();
+      part.answer.visit.abandoned();
+    }
+    for (const deadline of this.#deadlines) if (deadline !== refusal?.deadline) deadline.close();
+    if ("refusal" in end) return [end.refusal];
+    throw end.error;
+  }
+
+  /** `record`: the request's, given to the first part only; the log shows its legs. */
+  async #runPart(
+    requestPart: RequestPart,
+    index: number,
+    record: RequestRecord,
+  ): Promise<AnsweredPart> {
+    const { requestId, headers, prefillers } = this.#client;
+    const deadline = this.#client.deadline.fork();
+    this.#deadlines.push(deadline);
+    const part: Part = {
+      requestId: `${requestId}-${index}`,
+      request: requestPart.request,
+      headers,
+      deadline,
+      attempts: new Attempts(this.#client.attempts.prefill.avoided),
+      prefillers,
+      record,
+      isSplit: true,
+    };
+    try {
+      const answer =
+        requestPart.copy === 0
+          ? await this.#runFirstCopy(part, requestPart.prompt)
+          : await this.#runFurtherCopy(part, requestPart.prompt);
+      const answered = { ...requestPart, requestId: part.requestId, deadline, answer };
+      if (answer.status !== 200) this.#endEarly({ refusal: answered }, deadline);
+      return answered;
+    } catch (error) {
+      this.#endEarly({ error: this.#client.deadline.reasonOr(error) }, deadline);
+      throw error;
+    } finally {
+      part.attempts.end();
+    }
+  }
+
+  async #runFirstCopy(part: Part, prompt: number) {
+    let ended = () => {};
+    const first: FirstPrefill = {
+      ended: new Promise((resolve) => {
+        ended = resolve;
+      }),
+      instance: undefined,
+    };
+    this.#firstPrefills.set(prompt, first);
+    const onPrefilled = (instance: Instance) => {
+      first.instance = instance;
+      ended();
+    };
+    return this.#strategy.run({ ...part, onPrefilled }).finally(ended);
+  }
+
+  async #runFurtherCopy(part: Part, prompt: number) {
+    const first = this.#firstPrefills.get(prompt);
+    await first?.ended;
+    if (part.deadline.aborted) throw part.deadline.reason;
+    return this.#strategy.run({ ...part, preferredPrefill: first?.instance });
+  }
+
+  /** Aborts all other parts than that of `deadline`. Only the first call counts. */
+  #endEarly(end: EarlyEnd, deadline: Deadline): void {
+    if (this.#earlyEnd !== undefined) return;
+    this.#earlyEnd = end;
+    const reason = new KvError("KV_REQUEST_ABORTED", "another part of the request failed");
+    for (const other of this.#deadlines) if (other !== deadline) other.abort(reason);
+  }
+}

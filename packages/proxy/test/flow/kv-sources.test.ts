@@ -1,0 +1,118 @@
+import { decodeOk, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
+import { POOL_PEER, POOL_PROMPT, poolContent } from "@kv/testing/http/pool-content";
+import { expect, test } from "vitest";
+import { post, runProxy, upstream } from "../support/set-up.js";
+
+/** A proxy with one P and one D that follows a pool, whose answer may change. */
+async function withPool(first: object, more: object = {}) {
+  let answer: object = first;
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const pool = await upstream(({ response, path }) => {
+    const epoch = new URL(path, "http://pool").searchParams.get("epoch");
+    const known = "epoch" in answer && answer.epoch === epoch;
+    return sendJson(response, known ? { ...answer, changes: [] } : answer);
+  });
+  const running = await runProxy({
+    prefillers: [p.url],
+    decoders: [d.url],
+    kvSources: { pools: [pool.url], ...more },
+    health: { intervalMs: 0 },
+    admin: { port: 0 },
+  });
+  const becomes = (expected: object) =>
+    expect.poll(() => running.proxy.status().kv_pools[0]).toMatchObject(expected);
+  /** The source that the next request's prefill leg names. */
+  const sourceOf = async (body: object) => {
+    const { status } = await post(`${running.url}/v1/completions`, body);
+    expect(status).toBe(200);
+    const { kv_transfer_params: params } = (p.seen.at(-1) as { json: unknown }).json as {
+      kv_transfer_params: { remote_kv_source?: object };
+    };
+    return params.remote_kv_source;
+  };
+  const changeTo = (changed: object) => {
+    answer = changed;
+  };
+  return { ...running, pool, becomes, sourceOf, changeTo };
+}
+
+const NAMED = {
+  kv_request_id: expect.stringMatching(/^[0-9a-f-]{36}$/),
+  remote_host: "10.0.0.9",
+  remote_port: 5710,
+};
+
+test("P is told which pool has the prompt's start, by exact keys", async () => {
+  const { sourceOf, becomes, adminUrl } = await withPool(poolContent(3));
+  await becomes({ peer: POOL_PEER, unused: null, blocks: 3 });
+  expect(await sourceOf({ prompt: POOL_PROMPT })).toEqual(NAMED);
+  const requests = await (await fetch(`${adminUrl}/requests`)).json();
+  expect(requests).toMatchObject([{ kv_source: POOL_PEER, kv_source_tokens: 48 }]);
+  const other = POOL_PROMPT.with(0, 99);
+  expect(await sourceOf({ prompt: other })).toBeUndefined();
+  // Its blocks have other keys in the engine.
+  expect(await sourceOf({ prompt: POOL_PROMPT, cache_salt: "s" })).toBeUndefined();
+  expect(await sourceOf({ prompt: POOL_PROMPT.slice(0, 15) })).toBeUndefined();
+});
+
+test.each([
+  ["drains", { ...poolContent(3), draining: true }, "it drains"],
+  ["has seen no engine", { ...poolContent(3), block_size: null }, "no engine has announced"],
+  ["answers with something else", { hello: "world" }, "cannot be read"],
+])("a pool that %s is not named, and the log says why", async (_, changed, why) => {
+  const { sourceOf, becomes, changeTo } = await withPool(poolContent(3));
+  await becomes({ unused: null, blocks: 3 });
+  changeTo(changed);
+  await becomes({ unused: expect.stringContaining(why) });
+  expect(await sourceOf({ prompt: POOL_PROMPT })).toBeUndefined();
+  changeTo(poolContent(2));
+  await becomes({ unused: null, blocks: 2 });
+  expect(await sourceOf({ prompt: POOL_PROMPT })).toEqual(NAMED);
+});
+
+test("a new P fetches what was asked for before it takes load, and a leaving one hands over", async () => {
+  const { sourceOf, becomes, proxy, pool } = await withPool(poolContent(3), {
+    tierPort: 7777,
+  });
+  await becomes({ unused: null, blocks: 3 });
+  await sourceOf({ prompt: POOL_PROMPT, model: "m" });
+  await sourceOf({ prompt: POOL_PROMPT.with(0, 99), model: "m" });
+
+  let goOn = () => {};
+  const fetched = new Promise<void>((resolve) => {
+    goOn = resolve;
+  });
+  const added = await upstream(async (seen) => {
+    await fetched;
+    return prefillOk(seen);
+  });
+  const { prefill } = proxy.instances;
+  prefill.add({ url: added.url });
+  await expect
+    .poll(() => added.seen.filter(({ path }) => path === "/v1/completions"))
+    .toHaveLength(1);
+  const states = () => proxy.status().prefillers.map(({ state }) => state);
+  expect(states()).toEqual(["up", "warming"]);
+  expect(added.seen.at(-1)?.json).toEqual({
+    model: "m",
+    prompt: POOL_PROMPT.slice(0, 48),
+    max_tokens: 1,
+    kv_transfer_params: { remote_kv_source: NAMED },
+  });
+  for (const prompt of ["a", "b", "c"]) await sourceOf({ prompt });
+  expect(added.seen.filter(({ path }) => path === "/v1/completions")).toHaveLength(1);
+  goOn();
+  await expect.poll(states).toEqual(["up", "up"]);
+
+  await prefill.drain({ url: added.url });
+  const copies = () => pool.seen.filter(({ path }) => path === "/copies").map(({ json }) => json);
+  expect(copies()).toEqual([{ peer: "127.0.0.1:7777" }]);
+});
+
+test("a pool that ends is not named, and requests go on", async () => {
+  const { sourceOf, becomes, pool } = await withPool(poolContent(3));
+  await becomes({ unused: null });
+  await pool.close();
+  await becomes({ unused: expect.stringContaining("cannot be read") });
+  expect(await sourceOf({ prompt: POOL_PROMPT })).toBeUndefined();
+});

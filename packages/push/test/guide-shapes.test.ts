@@ -1,0 +1,4 @@
+import { itServesTheShapesOfTheGuide } from "@kv/testing/scenarios/guide-shapes";
+import { pushConnector } from "../src/index.js";
+
+itServesTheShapesOfTheGuide(pushConnector);

@@ -1,0 +1,415 @@
+"""What an installed vLLM says of the caches of its whole registry: for each architecture a configuration, and that configuration with fields changed.
+
+Run: python tools/vllm/cache_cases.py --out cases.jsonl FOLDER_OF_CONFIGS…
+A configuration is a published one of a folder, else its config class's defaults, with as few layers as show a pattern; an attribute that vLLM misses is added.
+A line of `cases.jsonl` is `{"meta": …}` with the base and the fields that vLLM read, or vLLM's answer to a change of it, as `cache_specs.py` prints it.
+A case that the file holds already is not asked again. `npx tsx tools/vllm/learn-architectures.ts cases.jsonl` makes kv-plan's table of the file."""
+import argparse
+import contextlib
+import copy
+import importlib
+import json
+import os
+import pathlib
+import re
+import sys
+import tempfile
+import time
+import warnings
+
+import cache_specs
+
+LAYER_FIELDS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
+TEXT_FIELDS = ("text_config", "llm_config", "language_config", "thinker_config")
+FEW_LAYERS = 8
+MOST_REPAIRS = 24
+# Values of attributes that vLLM misses, for configurations whose Python comes with a checkpoint. Others follow from the name.
+TYPICAL = {
+    "hidden_size": 1536, "num_hidden_layers": FEW_LAYERS, "num_attention_heads": 24, "num_key_value_heads": 8, "intermediate_size": 4096, "vocab_size": 32000, "head_dim": 64, "no_rope_layers": [1, 1, 1, 0] * 2,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "layer_norm_eps": 1e-6, "layer_norm_epsilon": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "tie_word_embeddings": False, "norm_topk_prob": True, "score_func": "sigmoid", "rotary_dim": 64,
+    "num_experts": 8, "n_routed_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 1024, "first_k_dense_replace": 1,
+    "n_group": 1, "topk_group": 1, "num_expert_group": 1, "n_shared_experts": 1, "num_shared_experts": 1, "routed_scaling_factor": 1.0, "kv_lora_rank": 512,
+    "q_lora_rank": None, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+}
+# Each is a change of one field or two: a value, or None to take the field out. `=null` writes an explicit null.
+PROBES = (
+    ("head_dim", 96), ("head_dim", None), ("head_dim", "=null"), ("num_key_value_heads", 4), ("num_key_value_heads", None), ("num_key_value_heads", "=null"),
+    ("sliding_window", 96), ("sliding_window", None), ("use_sliding_window", True), ("layer_types", "mixed"), ("layer_types", "sliding"), ("layer_types", "full"),
+    ("layer_types", None), ("is_causal", False), ("hidden_size", "double"), ("num_attention_heads", "half"), ("model_type", "llama"), ("sliding_window_pattern", 3),
+)
+SUSPECT = re.compile(r"attn|attention|linear_|mamba|ssm|conv|_interval|period|offset|pattern|chunk|window|shared|sparse|index|compress|cross_|global|latent|hybrid|swa|"
+                     r"block_type|layer_types|_ids$|indices|kv|head|multi_query|lora_rank|channels|no_rope|nope|per_layer|is_encoder|is_decoder|loop|recur|cla", re.I)
+
+
+def registry():
+    """The kind, module and class of each architecture that generates text."""
+    from vllm.model_executor.models import registry as known
+    found = {}
+    for kind, models in (("text", known._TEXT_GENERATION_MODELS), ("multimodal", known._MULTIMODAL_MODELS), ("draft", known._SPECULATIVE_DECODING_MODELS), ("text", known._TRANSFORMERS_SUPPORTED_MODELS)):
+        for architecture, (module, name) in models.items():
+            found.setdefault(architecture, (kind, module if module.startswith("vllm.") else f"vllm.model_executor.models.{module}", name))
+    return found
+
+
+def published(folders):
+    """The smallest configuration of each architecture."""
+    found = {}
+    for path in sorted(path for folder in folders for path in pathlib.Path(folder).rglob("*.json")):
+        try:
+            config = json.loads(path.read_text())
+        except ValueError:
+            continue
+        names = config.get("architectures") if isinstance(config, dict) else None
+        if not names or not isinstance(names[0], str):
+            continue
+        if names[0] not in found or len(json.dumps(config)) < len(json.dumps(found[names[0]][1])):
+            found[names[0]] = (path.name, config)
+    return found
+
+
+def squeezed(name):
+    return re.sub(r"[^a-z0-9]", "", re.sub(r"(ForCausalLM|ForConditionalGeneration|ForBlockDiffusion|ChatModel|LMHeadModel|Model)$", "", name).lower())
+
+
+def config_classes():
+    """Config classes of transformers and vLLM by the architecture's name, and by a squeezed model type."""
+    import transformers
+    from transformers.models.auto import configuration_auto, modeling_auto
+    from vllm.transformers_utils import config as vllm_configs
+    by_architecture = {}
+    for title, mapping in vars(modeling_auto).items():
+        if title.endswith("_MAPPING_NAMES"):
+            for kind, names in mapping.items():
+                for name in names if isinstance(names, (tuple, list)) else (names,):
+                    by_architecture.setdefault(name, kind)
+    own = {kind: kind for kind in vllm_configs._CONFIG_REGISTRY}
+    theirs = configuration_auto.CONFIG_MAPPING_NAMES
+
+    def of(architecture):
+        kind = by_architecture.get(architecture)
+        if kind is None:
+            wanted = squeezed(architecture)
+            kind = next((kind for kind in (*own, *theirs) if re.sub(r"[^a-z0-9]", "", kind.lower()) == wanted), None)
+        if kind in own:
+            return kind, vllm_configs._CONFIG_REGISTRY[kind]
+        return (kind, getattr(transformers, theirs[kind])) if kind in theirs else (None, None)
+
+    return of
+
+
+def text_of(config):
+    """The part with the language model's fields."""
+    for field in TEXT_FIELDS:
+        if isinstance(config.get(field), dict):
+            return text_of(config[field])
+    return config
+
+
+def with_few_layers(config):
+    """The configuration with its first layers only."""
+    text = text_of(config)
+    field = next((name for name in LAYER_FIELDS if isinstance(text.get(name), int)), None)
+    if field is None or text[field] <= FEW_LAYERS:
+        return config
+    layers = text[field]
+    for name, value in text.items():
+        if isinstance(value, (list, str)) and len(value) in (layers, layers + 1) and name != "architectures":
+            text[name] = value[:FEW_LAYERS]
+    text[field] = FEW_LAYERS
+    return config
+
+
+def guessed(name):
+    """A value for an attribute that vLLM misses."""
+    if name in TYPICAL:
+        return TYPICAL[name]
+    if re.match(r"(use|is|has|enable|add|with|apply|scale)_|.*(bias|norm|_layers_?only|gate)$", name):
+        return False
+    if re.search(r"eps|epsilon", name):
+        return 1e-6
+    if re.search(r"dropout|pdrop|_prob$", name):
+        return 0.0
+    if re.search(r"scal|mult|factor|theta|alpha|ratio", name):
+        return 1.0
+    if re.search(r"_config$", name):
+        return {}
+    if re.search(r"types$|_list$|_ids$|_layers$", name):
+        return []
+    return 8
+
+
+@contextlib.contextmanager
+def traced(names):
+    """Collects the fields that vLLM reads of a config, whether it has them or not."""
+    from transformers import PretrainedConfig
+    before = PretrainedConfig.__getattribute__
+
+    def read(self, name):
+        if name[0] != "_" and "/vllm/" in sys._getframe(1).f_code.co_filename:
+            names.add(name)
+        return before(self, name)
+
+    PretrainedConfig.__getattribute__ = read
+    try:
+        yield
+    finally:
+        PretrainedConfig.__getattribute__ = before
+
+
+def asked(config, flags, seconds=60):
+    """vLLM's answer, with the names of the fields that it read."""
+    def answer(folder, config, flags):
+        names, before = set(), set(sys.modules)
+        with traced(names):
+            found = real(folder, config, flags)
+        return {**found, "read": sorted(names), "modules": [name for name in sys.modules if name not in before]}
+
+    real, cache_specs.caches_of = cache_specs.caches_of, answer
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            found = cache_specs.in_child(folder, copy.deepcopy(config), flags, seconds)
+    finally:
+        cache_specs.caches_of = real
+    # Modules that a child had to import are there for the next one.
+    for name in found.pop("modules", []):
+        with contextlib.suppress(BaseException):
+            importlib.import_module(name)
+    return found
+
+
+AUTO = {"tp": 1, "kv_cache_dtype": "auto"}
+
+
+def repaired(config):
+    """A configuration that vLLM builds, with the attributes that it missed, and the answer; or the error that remains."""
+    added = []
+    for _ in range(MOST_REPAIRS):
+        answer = asked(config, AUTO)
+        error = answer.get("error", "")
+        missing = re.search(r"object has no attribute '(\w+)'|KeyError: '(\w+)'", error)
+        part = text_of(config)
+        wanted = re.search(r"(?:requires|expects|needs) (\w+)=(true|false)", error, re.I)
+        if wanted and wanted[1] not in added:
+            part[wanted[1]] = wanted[2].lower() == "true"
+            added.append(wanted[1])
+            continue
+        typed = re.search(r"[Ff]ield '(\w+)'.*?(float|int)\b", error, re.S)
+        if typed and type(part.get(typed[1])) in (int, float) and typed[1] not in added:
+            part[typed[1]] = float(part[typed[1]]) if typed[2] == "float" else int(part[typed[1]])
+            added.append(typed[1])
+            continue
+        if not missing:
+            return config, added, answer
+        name = missing[1] or missing[2]
+        if name in part or name in added:
+            return config, added, answer
+        part[name] = guessed(name)
+        added.append(name)
+    return config, added, answer
+
+
+def changed(config, change):
+    """The configuration with fields of its text part changed, or undefined where the change says nothing."""
+    config = copy.deepcopy(config)
+    part = text_of(config)
+    for name, value in change.items():
+        if value is None:
+            part.pop(name, None)
+        else:
+            part[name] = None if value == "=null" else value
+    return config
+
+
+# What is asked of a wrapper: its language model is another architecture of the registry.
+WRAPPER_PROBES = {("head_dim", 96), ("num_key_value_heads", 4), ("sliding_window", 96), ("layer_types", "mixed"), ("is_causal", False)}
+
+
+def probes_of(config, read, few):
+    """Changes of one field that may decide. `few`: those that most architectures have; `wrapper`: the least."""
+    part = text_of(config)
+    layers = next((part[name] for name in LAYER_FIELDS if isinstance(part.get(name), int)), 0)
+    found, seen = [], set()
+
+    def add(change):
+        key = json.dumps(change, sort_keys=True)
+        if key not in seen and changed(config, change) != config:
+            seen.add(key)
+            found.append(change)
+
+    for name, value in PROBES:
+        has = name in part
+        if few == "wrapper" and (name, value) not in WRAPPER_PROBES:
+            continue
+        if not has and name not in read:
+            continue
+        if value is None and not has:
+            continue
+        if name == "layer_types" and value is not None:
+            kinds = {"mixed": ["sliding_attention", "full_attention"], "sliding": ["sliding_attention"], "full": ["full_attention"]}[value]
+            change = {name: (kinds * layers)[:layers]}
+            if value != "full" and not part.get("sliding_window"):
+                change["sliding_window"] = 80
+            if value == "full" and not has:
+                continue
+            add(change)
+        elif value in ("double", "half"):
+            if isinstance(part.get(name), int):
+                add({name: part[name] * 2 if value == "double" else part[name] // 2})
+        elif name == "model_type":
+            continue
+        else:
+            add({name: value})
+    if not few:
+        for name, value in part.items():
+            if name in {probe[0] for probe in PROBES} or not SUSPECT.search(name) or name.endswith("_token_id") or name not in read:
+                continue
+            if isinstance(value, bool):
+                add({name: not value})
+            elif isinstance(value, int) and value > 0:
+                add({name: value * 2})
+    return found
+
+
+class Cases:
+    """The file of answers, which is only appended to."""
+
+    def __init__(self, path):
+        self.path, self.known, self.bases = pathlib.Path(path), {}, {}
+        for line in self.path.read_text().splitlines() if self.path.exists() else ():
+            entry = json.loads(line)
+            if "meta" in entry:
+                self.bases[entry["meta"]] = entry
+            else:
+                self.known[self.key(entry)] = entry
+
+    @staticmethod
+    def key(entry):
+        return json.dumps([entry["config"], entry.get("changed", {}), entry["tp"], entry["kv_cache_dtype"]], sort_keys=True)
+
+    def write(self, entry):
+        with self.path.open("a") as file:
+            file.write(json.dumps(cache_specs.finite(entry), separators=(",", ":")) + "\n")
+
+    def ask(self, name, base, change, flags):
+        entry = {"config": name, **({"changed": change} if change else {}), **flags, "gpu": "sm_90"}
+        known = self.known.get(self.key(entry))
+        if known is None:
+            known = {**entry, **asked(changed(base, change), flags)}
+            known.pop("read", None)
+            self.write(known)
+        return known
+
+
+def learn(architecture, kind, module, sources, cases, few):
+    with contextlib.suppress(Exception), contextlib.redirect_stderr(open(os.devnull, "w")):
+        importlib.import_module(module)
+    if "error" in cases.bases.get(architecture, {"error": True}):
+        for source, config in sources:
+            base, added, answer = repaired(with_few_layers(copy.deepcopy(config)))
+            if "error" not in answer:
+                break
+        entry = {"meta": architecture, "kind": kind, "source": source, "added": added, "read": answer.pop("read", []), "base": base}
+        if "error" in answer:
+            entry["error"] = answer["error"]
+        cases.write(entry)
+        cases.bases[architecture] = entry
+        cases.write({"config": architecture, **AUTO, "gpu": "sm_90", **answer})
+        cases.known[Cases.key({"config": architecture, **AUTO})] = answer
+    entry = cases.bases[architecture]
+    if "error" in entry:
+        return
+    base = entry["base"]
+    if few == "alias":
+        cases.ask(architecture, base, {}, {"tp": 8, "kv_cache_dtype": "fp8"})
+        return
+    for flags in ({"tp": 2, "kv_cache_dtype": "auto"}, {"tp": 8, "kv_cache_dtype": "fp8"}):
+        cases.ask(architecture, base, {}, flags)
+    for change in probes_of(base, set(entry["read"]), few):
+        cases.ask(architecture, base, change, AUTO)
+
+
+def shape_of(config_class):
+    """Attention heads, KV heads and head size that a class takes where a configuration has none; null for what it computes from others."""
+    made = config_class().to_dict()
+    heads, hidden = made.get("num_attention_heads"), made.get("hidden_size")
+    other = made
+    with contextlib.suppress(Exception):
+        other = config_class(num_attention_heads=heads * 2, hidden_size=hidden * 4).to_dict()
+    names = ("num_key_value_heads", "head_dim")
+    return [heads if type(heads) is int else None, *(made.get(name) if type(made.get(name)) is int and made[name] == other.get(name) else None for name in names)]
+
+
+def facts(architectures):
+    """The release, the architectures that it no longer serves, those without a cache, and the shapes that config classes take where a configuration has none."""
+    import transformers
+    import vllm
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from vllm.model_executor.models import registry as known
+    from vllm.transformers_utils.config import _CONFIG_REGISTRY
+    kept = {**known._EMBEDDING_MODELS, **known._LATE_INTERACTION_MODELS, **known._TOKEN_CLASSIFICATION_MODELS, **known._SEQUENCE_CLASSIFICATION_MODELS}
+    from vllm.model_executor.layers import quantization
+    methods = [name for name in quantization.QUANTIZATION_METHODS if name not in quantization.DEPRECATED_QUANTIZATION_METHODS]
+    shapes = {}
+    for kind in {*CONFIG_MAPPING_NAMES, *_CONFIG_REGISTRY}:
+        with contextlib.suppress(Exception):
+            shape = shape_of(_CONFIG_REGISTRY.get(kind) or getattr(transformers, CONFIG_MAPPING_NAMES[kind]))
+            if any(shape):
+                shapes[kind] = shape
+    return {"meta": "", "release": vllm.__version__, "architectures": {name: [kind, f"{module}.{title}"] for name, (kind, module, title) in architectures.items()},
+            "servedUntil": known._PREVIOUSLY_SUPPORTED_MODELS, "others": sorted(name for name in kept if name not in architectures), "quantizations": methods, "shapes": shapes}
+
+
+def made_configs(architecture, class_of):
+    """The defaults of its config class, if there is one, and values that are typical."""
+    model_type, config_class = class_of(architecture)
+    found = []
+    if config_class is not None:
+        with contextlib.suppress(Exception):
+            found.append((f"{config_class.__name__}()", config_class().to_dict()))
+    found.append(("typical values", dict(TYPICAL)))
+    named = {"architectures": [architecture], "model_type": model_type or squeezed(architecture)}
+    return [(source, json.loads(json.dumps({**config, **named}, default=str))) for source, config in found]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="*", help="folders of published config.json files")
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--only", default="", help="architectures, separated by commas")
+    parser.add_argument("--kinds", default="text,multimodal")
+    parser.add_argument("--few", action="store_true", help="only the changes that most architectures have")
+    parser.add_argument("--skip-errors", action="store_true", help="do not try again what vLLM refused")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no architecture after this time")
+    args = parser.parse_args()
+    cache_specs.with_driver_stub()
+    os.environ.update(cache_specs.ENVIRONMENT)
+    warnings.simplefilter("ignore")
+    cache_specs.pretend_gpu("h100")
+    for module in ("engine.arg_utils", "model_executor.model_loader.utils", "v1.core.kv_cache_planning", "v1.worker.gpu.attn_utils"):
+        importlib.import_module(f"vllm.{module}")
+    with contextlib.suppress(ImportError):
+        importlib.import_module("humming")
+    cases, files, class_of, began = Cases(args.out), published(args.folders), config_classes(), time.time()
+    if "" not in cases.bases:
+        cases.write(facts(registry()))
+    learned = set()
+    # Published ones first, so that a run that is cut short has the most that people use.
+    for architecture, (kind, module, name) in sorted(registry().items(), key=lambda entry: entry[0] not in files):
+        if (args.skip_errors and "error" in cases.bases.get(architecture, {})) or kind not in args.kinds.split(",") or (args.only and architecture not in args.only.split(",")):
+            continue
+        if time.time() - began > args.minutes * 60:
+            break
+        sources = [files[architecture]] if architecture in files else []
+        sources += made_configs(architecture, class_of)
+        try:
+            few = "alias" if (module, name) in learned else "wrapper" if kind == "multimodal" else args.few
+            learn(architecture, kind, module, sources, cases, few)
+            learned.add((module, name))
+        except Exception as error:  # noqa: BLE001: the next architecture goes on
+            print(f"{architecture}: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{time.time() - began:.0f} s {architecture} {cases.bases.get(architecture, {}).get('source')}: {cases.bases.get(architecture, {}).get('error', 'built')[:160]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

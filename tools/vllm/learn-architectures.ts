@@ -1,0 +1,381 @@
+// Makes kv-plan's table of architectures from vLLM's answers.
+// Run: npx tsx tools/vllm/learn-architectures.ts cases.jsonl [MODELS.jsonl…]
+// `cases.jsonl` is of cache_cases.py; further files of cache_specs.py, with `configs` beside them.
+// For each architecture it takes the rule that explains most of the answers. A field whose change
+// the rule does not explain may only have the values with which it was right; an architecture
+// whose plain configuration no rule explains is refused. It prints the table's coverage.
+import { existsSync, readFileSync, writeFileSync } from "node:fs";
+import { dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { gunzipSync } from "node:zlib";
+import { KvError } from "@kv/interface";
+import {
+  ARCHITECTURES,
+  type LearnedArchitecture,
+  RULES,
+} from "../../packages/kv-plan/src/model/architectures.js";
+import { ConfigFields, parsePythonJson } from "../../packages/kv-plan/src/model/config-fields.js";
+import type { AttentionRule } from "../../packages/kv-plan/src/model/families/attention.js";
+import { learnedCaches } from "../../packages/kv-plan/src/model/model-caches.js";
+import { changedConfig, textOf } from "../conformance/changed-config.js";
+import { judgeModel, settingsOf } from "../conformance/models.js";
+import { type ModelLine, readVectors } from "../conformance/vector-file.js";
+
+type Fields = Readonly<Record<string, unknown>>;
+
+interface Answer {
+  readonly line: ModelLine;
+  readonly config: Fields;
+  /** Fields that differ from the architecture's plain configuration; undefined of a published one. */
+  readonly changed: Fields | undefined;
+}
+
+interface Meta {
+  readonly meta: string;
+  readonly kind: string;
+  readonly error?: string;
+  readonly added: readonly string[];
+  readonly base: Fields;
+}
+
+interface Facts {
+  readonly release: string;
+  /** Kind, and vLLM's class. */
+  readonly architectures: Readonly<Record<string, readonly [kind: string, className: string]>>;
+  readonly servedUntil: Fields;
+  readonly others: readonly string[];
+  readonly quantizations: readonly string[];
+  readonly shapes: Fields;
+}
+
+const TABLE = fileURLToPath(
+  new URL("../../packages/kv-plan/src/model/architectures.json", import.meta.url),
+);
+
+const [cases = "", ...published] = process.argv.slice(2);
+const { facts, metas, answers } = readCases(cases);
+for (const file of published) addPublished(file);
+
+function readCases(file: string): {
+  facts: Facts;
+  metas: Map<string, Meta>;
+  answers: Map<string, Answer[]>;
+} {
+  const found = {
+    facts: undefined as unknown as Facts,
+    metas: new Map<string, Meta>(),
+    answers: new Map<string, Answer[]>(),
+  };
+  const bytes = readFileSync(file);
+  const whole = file.endsWith(".gz") ? gunzipSync(bytes) : bytes;
+  for (const text of whole.toString("utf8").split("\n")) {
+    if (text === "") continue;
+    const line = JSON.parse(text) as ModelLine & Meta & Facts & { readonly changed?: Fields };
+    if (line.meta === "") found.facts = line;
+    else if (line.meta !== undefined) {
+      found.metas.set(line.meta, line);
+      found.answers.set(line.meta, []);
+    } else {
+      const base = found.metas.get(line.config)?.base ?? {};
+      const changed = line.changed ?? {};
+      found.answers.get(line.config)?.push({ line, changed, config: changedConfig(base, changed) });
+    }
+  }
+  return found;
+}
+
+function addPublished(file: string): void {
+  for (const { model, config } of readVectors(file, [])) {
+    if (model === undefined) continue;
+    const path = join(dirname(file), "configs", model.config);
+    const found = config ?? (existsSync(path) ? parsePythonJson(readFileSync(path, "utf8")) : {});
+    const [architecture = ""] = (found as { architectures?: string[] }).architectures ?? [];
+    if (!(architecture in facts.architectures)) continue;
+    const all = answers.get(architecture) ?? [];
+    answers.set(architecture, [
+      ...all,
+      { line: model, config: found as Fields, changed: undefined },
+    ]);
+  }
+}
+
+Object.assign(ARCHITECTURES, { shapes: facts.shapes, quantizations: facts.quantizations });
+
+/** Candidates, the simplest first. */
+function* candidates(plain: Answer, all: readonly Answer[]): Generator<LearnedArchitecture> {
+  const names = plain.line["names"] as readonly string[];
+  const [layer = ""] = names;
+  const windows = all.flatMap(({ line, config }) => {
+    const specs = (line["specs"] ?? []) as readonly { sliding_window?: number }[];
+    const known = textOf(config)["sliding_window"];
+    return specs.flatMap(({ sliding_window: window = known }) => (window === known ? [] : window));
+  });
+  const fields = new Set(all.flatMap(({ config }) => Object.keys(textOf(config))));
+  if (names.length === 1)
+    for (const base of attentionRules([...new Set(windows as number[])], fields))
+      for (const extra of EXTRAS) yield { attention: { ...base, ...extra, layer } };
+  const classes = (plain.line["specs"] as readonly { class: string }[]).map((spec) => spec.class);
+  for (const rule of Object.keys(RULES)) {
+    if (HYBRIDS.has(rule) && !classes.includes("MambaSpec")) continue;
+    const prefix = prefixOf(rule, plain, layer);
+    if (prefix !== undefined) yield { rule, ...(prefix === "" ? {} : { prefix }) };
+  }
+}
+
+/** Rules that say nothing of a model without states. */
+const HYBRIDS: ReadonlySet<string> = new Set([
+  "deltaNets",
+  "kimiDeltas",
+  "nemotronH",
+  "falconH1",
+  "graniteHybrid",
+  "zamba2",
+  "jamba",
+  "shortConvolutions",
+]);
+
+const EXTRAS: readonly AttentionRule[] = [
+  {},
+  { equalHeads: true },
+  { multiQuery: true },
+  { multiQuery: true, keepsDtype: true },
+  { shared: ["num_kv_shared_layers", 15] },
+];
+const PATTERNS = [
+  "sliding_window_pattern",
+  "global_attn_every_n_layers",
+  "_sliding_window_pattern",
+];
+
+function* attentionRules(
+  windows: readonly number[],
+  fields: ReadonlySet<string>,
+): Generator<AttentionRule> {
+  const defaults = [undefined, ...windows.flatMap((window) => [window, window - 1])];
+  const patterns = [null, ...PATTERNS.filter((field) => fields.has(field))];
+  for (const mode of ["model", "off", "types"] as const) {
+    yield mode === "model" ? {} : { windows: mode };
+    if (mode === "off") continue;
+    for (const plus of [0, 1])
+      for (const window of defaults) {
+        const rest = {
+          ...(plus === 0 ? {} : { plus }),
+          ...(window === undefined ? {} : { window }),
+        };
+        yield { windows: mode, ...rest };
+        // 0: the field has no default that an answer shows.
+        for (const otherwise of [0, 2, 3, 4, 5, 6, 8])
+          for (const field of patterns)
+            if (otherwise > 0 || field !== null)
+              yield { windows: mode, every: [field, otherwise], ...rest };
+      }
+  }
+}
+
+/** Undefined where the rule does not understand the configuration. */
+function prefixOf(rule: string, { config, line }: Answer, observed: string): string | undefined {
+  try {
+    const [first] = learnedCaches("", config, settingsOf(line), {
+      rule,
+      without: suspects(config),
+    }).layers;
+    const pattern = first?.name.replace(/(^|\.)\d+(?=\.|$)/, "$1*") ?? "";
+    return observed.endsWith(pattern) ? observed.slice(0, -pattern.length) : undefined;
+  } catch (error) {
+    if (KvError.is(error)) return undefined;
+    throw error;
+  }
+}
+
+const suspects = (config: Fields) => Object.keys(textOf(config));
+
+type Verdict = "equal" | "wrong" | "refused" | "not asked";
+
+function verdict({ line, config }: Answer, learned: LearnedArchitecture): Verdict {
+  const outcome = judgeModel(line, cases, config, learned);
+  if (outcome.kind === "failed")
+    return outcome.reason.startsWith("refused as if") ? "refused" : "wrong";
+  if (outcome.kind === "beyond") return "wrong";
+  if (outcome.refused === undefined) return "equal";
+  return outcome.refused.startsWith("vLLM could not") ? "not asked" : "refused";
+}
+
+function best(all: readonly Answer[], plain: Answer): LearnedArchitecture | undefined {
+  let [found, most]: [LearnedArchitecture | undefined, number] = [undefined, 0];
+  for (const candidate of candidates(plain, all)) {
+    const open = { ...candidate, without: suspects(plain.config) };
+    if (verdict(plain, open) !== "equal") continue;
+    const right = all.filter((answer) => {
+      const own = verdict(answer, { ...candidate, without: suspects(answer.config) });
+      return own === "equal" || (own === "refused" && answer.line.error !== undefined);
+    }).length;
+    if (right > most) [found, most] = [candidate, right];
+  }
+  return found;
+}
+
+/** Adds what the rule does not explain: values that are known, and fields that are needed. */
+function withLimits(
+  rule: LearnedArchitecture,
+  all: readonly Answer[],
+  meta: Meta,
+): LearnedArchitecture {
+  const open = (answer: Answer) => verdict(answer, { ...rule, without: suspects(answer.config) });
+  const right = all.filter((answer) => open(answer) === "equal");
+  const seen = (field: string) =>
+    unique(right.map(({ config }) => new ConfigFields("", textOf(config)).kindOf(field)));
+  const only: Record<string, readonly unknown[]> = {};
+  const needs = new Set(
+    (meta.error === undefined ? meta.added : []).filter((field) => !field.includes(".")),
+  );
+  const notNull = new Set<string>();
+  const refusedTp = new Set<number>();
+  const without = new Set<string>();
+  const limit = (value: unknown, field: string) => {
+    if (value === undefined) needs.add(field);
+    else if (value === null) notNull.add(field);
+  };
+  const isOtherType = ({ config }: Answer) =>
+    !seen("model_type").includes((textOf(config)["model_type"] as string | undefined) ?? null);
+  for (const answer of all) {
+    const wrong = open(answer) === "wrong";
+    const missing = /has no attribute '(\w+)'/.exec(answer.line.error ?? "")?.[1];
+    const [field] = Object.keys(answer.changed ?? {});
+    if (wrong && missing !== undefined && textOf(answer.config)[missing] === undefined)
+      needs.add(missing);
+    else if (wrong && answer.line.error !== undefined && field === undefined && answer.line.tp > 1)
+      refusedTp.add(answer.line.tp);
+    else if (wrong && isOtherType(answer)) only["model_type"] = seen("model_type");
+    else if (wrong && field !== undefined) {
+      const value = answer.changed?.[field];
+      if (value === null) needs.add(field);
+      else if (value === "=null") notNull.add(field);
+      else only[field] = seen(field);
+    } else if (wrong && answer.line.error !== undefined) {
+      const part = textOf(answer.config);
+      for (const name of namedIn(answer.line.error, meta.base)) limit(part[name], name);
+      for (const name of Object.keys(part))
+        if (part[name] === null && (name === "head_dim" || !seen(name).includes("null")))
+          notNull.add(name);
+    }
+    if (open(answer) === "equal" && field !== undefined) without.add(field);
+  }
+  if (!without.has("is_causal")) only["is_causal"] = [null, true];
+  if (meta.kind === "multimodal" && textOf(meta.base) !== meta.base)
+    only["model_type"] = seen("model_type");
+  const learned = {
+    ...rule,
+    ...(needs.size === 0 ? {} : { needs: [...needs].sort() }),
+    ...(refusedTp.size === 0
+      ? {}
+      : { tp: [1, 2, 4, 8].filter((size) => ![...refusedTp].some((bad) => size % bad === 0)) }),
+    ...(notNull.size === 0 ? {} : { notNull: [...notNull].sort() }),
+  };
+  // Fields that may decide and that the rule does not read.
+  for (const { config, line } of right)
+    for (const field of unread(config, line, learned, [...without, ...Object.keys(only)]))
+      if (!without.has(field)) only[field] ??= seen(field);
+  for (const field of Object.keys(only)) without.delete(field);
+  return { ...learned, only, ...(without.size === 0 ? {} : { without: [...without].sort() }) };
+}
+
+/** Fields of a configuration that an error names. */
+function namedIn(error: string, base: Fields): readonly string[] {
+  if (!/must be provided|required|NoneType/.test(error)) return [];
+  const words = new Set(error.match(/\w+/g));
+  return Object.keys(textOf(base)).filter((field) => field.includes("_") && words.has(field));
+}
+
+function unread(
+  config: Fields,
+  line: ModelLine,
+  learned: LearnedArchitecture,
+  without: readonly string[],
+): readonly string[] {
+  try {
+    learnedCaches("", config, settingsOf(line), { ...learned, without });
+    return [];
+  } catch (error) {
+    const fields = KvError.is(error) ? error.details?.["fields"] : undefined;
+    return Array.isArray(fields) ? (fields as string[]) : [];
+  }
+}
+
+function unique(values: readonly unknown[]): unknown[] {
+  const texts = new Set(values.map((value) => JSON.stringify(value ?? null)));
+  return [...texts].sort().map((text) => JSON.parse(text) as unknown);
+}
+
+const architectures: Record<string, LearnedArchitecture> = {};
+const refused: Record<string, string> = {};
+const counts: Record<string, [planned: number, all: number]> = {};
+let wrongs = 0;
+for (const [architecture, [kind, className]] of Object.entries(facts.architectures)) {
+  const meta = metas.get(architecture);
+  const all = answers.get(architecture) ?? [];
+  // Names of one class share its answers.
+  const ofClass = Object.entries(facts.architectures).flatMap(([name, [, other]]) =>
+    other === className ? (answers.get(name) ?? []) : [],
+  );
+  const plain =
+    all.find(({ line, changed }) => line.error === undefined && changed !== undefined) ??
+    [...all, ...ofClass].find(({ line }) => line.error === undefined && line.tp === 1);
+  counts[kind] ??= [0, 0];
+  const count = counts[kind];
+  count[1] += 1;
+  if (plain === undefined) {
+    refused[architecture] =
+      `vLLM could not be asked (${(meta?.error ?? "not tried").split("\n")[0]?.slice(0, 100)})`;
+    continue;
+  }
+  const others = all.filter(
+    ({ line, changed }) => line.error === undefined && changed === undefined,
+  );
+  const rule = best(ofClass, plain) ?? (others[0] && best(ofClass, others[0]));
+  if (rule === undefined) {
+    refused[architecture] = "no rule gives the caches that vLLM makes";
+    continue;
+  }
+  const asked = meta ?? { meta: architecture, kind, added: [], base: plain.config };
+  const learned = withLimits(rule, all.length === 0 ? ofClass : all, asked);
+  const wrong = all.filter((answer) => verdict(answer, learned) === "wrong");
+  if (wrong.some(({ line, changed }) => changed !== undefined || line.error === undefined)) {
+    refused[architecture] =
+      `its caches are not understood (${describe(wrong[0] as Answer, learned)})`;
+    continue;
+  }
+  wrongs += wrong.length;
+  for (const answer of wrong) console.log(`WRONG ${architecture} ${describe(answer, learned)}`);
+  architectures[architecture] = learned;
+  count[0] += 1;
+  const equal = all.filter((answer) => verdict(answer, learned) === "equal").length;
+  console.log(`${architecture}: ${rule.rule ?? "attention"}, ${equal} equal of ${all.length}`);
+}
+
+function describe(answer: Answer, learned: LearnedArchitecture): string {
+  const { line, config, changed } = answer;
+  const outcome = judgeModel(line, cases, config, learned);
+  const reason = outcome.kind === "failed" ? outcome.reason : "";
+  return `${JSON.stringify(changed ?? line.config).slice(0, 60)} at TP ${line.tp}: ${reason.split("\n")[0]?.slice(0, 140)}`;
+}
+
+for (const [name, reason] of Object.entries(refused)) console.log(`refused ${name}: ${reason}`);
+console.log(JSON.stringify(counts), `${wrongs} wrong`);
+const { release, servedUntil, others, quantizations, shapes } = facts;
+const used = new Set(
+  [...answers.values()]
+    .flat()
+    .flatMap(({ config }) => [config["model_type"], textOf(config)["model_type"]]),
+);
+writeFileSync(
+  TABLE,
+  `${JSON.stringify({
+    release,
+    architectures,
+    refused,
+    servedUntil,
+    others,
+    quantizations,
+    shapes: Object.fromEntries(Object.entries(shapes).filter(([type]) => used.has(type))),
+  })}\n`,
+);

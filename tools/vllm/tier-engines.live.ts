@@ -1,0 +1,224 @@
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { fileURLToPath } from "node:url";
+import { AdminServer } from "@kv/fleet/front-end";
+import { type LogFields, silentLog, systemClock } from "@kv/interface";
+import { nixlTransport } from "@kv/nixl";
+import { openPool, type Pool } from "@kv/pool";
+import { createProxy } from "@kv/proxy";
+import { askNamespace } from "@kv/tier";
+import { afterAll, expect, it, vi } from "vitest";
+import { freePorts } from "./free-ports.js";
+import { PEER_DIR } from "./server.js";
+
+// Two vLLM servers on the CPU with OffloadingConnector and the P2P tier, and a pool between them.
+// hook/cpu_tier_spec.py stands in for vLLM's worker, which takes GPU memory only.
+
+const script = (name: string) => fileURLToPath(new URL(name, import.meta.url));
+const PROMPT = Array.from({ length: 200 }, (_, at) => at + 1);
+
+/** `tier`: OffloadingConnector alone; `p`: with NixlConnector beside it; `d`: NixlConnector. */
+type Kind = "tier" | "p" | "d";
+
+function connectorOf(kind: Kind, tierPort: number): readonly [name: string, extra: object] {
+  const offloading = {
+    spec_name: "CpuTierSpec",
+    spec_module_path: "cpu_tier_spec",
+    cpu_bytes_to_use: 2 ** 26,
+    secondary_tiers: [{ type: "p2p", host: "127.0.0.1", port: tierPort }],
+  };
+  if (kind === "tier") return ["OffloadingConnector", offloading];
+  if (kind === "d") return ["NixlConnector", {}];
+  const connectors = [
+    { kv_connector: "NixlConnector", kv_role: "kv_both", kv_buffer_device: "cpu" },
+    {
+      kv_connector: "OffloadingConnector",
+      kv_role: "kv_both",
+      kv_connector_extra_config: offloading,
+    },
+  ];
+  return ["MultiConnector", { connectors }];
+}
+
+/** Started beside others; `stop` ends it. */
+async function startServer(events: readonly number[], kind: Kind = "tier") {
+  const [port = 0, side = 0, tier = 0] = await freePorts(3);
+  const [connector, extra] = connectorOf(kind, tier);
+  // vLLM binds wildcards only, and connects to other addresses.
+  const [endpoint, replay] = events.map((each) => `tcp://*:${each}`);
+  const published = {
+    enable_kv_cache_events: true,
+    publisher: "zmq",
+    endpoint,
+    replay_endpoint: replay,
+  };
+  const args = [port, side, connector, 64, 1, JSON.stringify(extra)];
+  if (events.length > 0) args.push("--kv-events-config", JSON.stringify(published));
+  args.push("--enable-prompt-tokens-details");
+  // The guard ends the server when its stdin closes.
+  const child = spawn(script("guard.sh"), [script("serve.sh"), ...args.map(String)], {
+    detached: true,
+    stdio: ["pipe", "ignore", "ignore"],
+    env: { ...process.env, KV_PEER_DIR: PEER_DIR, PEER_VLLM: "0.33" },
+  });
+  const closed = once(child, "close");
+  const url = `http://127.0.0.1:${port}`;
+  return {
+    url,
+    side,
+    peerId: `127.0.0.1:${tier}`,
+    ready: () =>
+      vi.waitFor(async () => expect((await fetch(`${url}/health`)).status).toBe(200), {
+        timeout: 300_000,
+        interval: 500,
+      }),
+    post: (path: string, body: object = {}) =>
+      fetch(`${url}${path}`, {
+        method: "POST",
+        headers: { "content-type": "application/json" },
+        body: JSON.stringify(body),
+      }),
+    async stop(): Promise<void> {
+      child.stdin.end();
+      await closed;
+    },
+  };
+}
+
+type Server = Awaited<ReturnType<typeof startServer>>;
+const servers: Server[] = [];
+const transport = nixlTransport();
+afterAll(async () => {
+  await Promise.all(servers.map(({ stop }) => stop()));
+  await transport.close();
+});
+
+/** What the model says, and how much of the prompt it did not compute. */
+async function complete(server: Server, given: object = {}) {
+  const body = { model: "tiny", prompt: PROMPT, max_tokens: 8, temperature: 0, ...given };
+  const answer = (await (await server.post("/v1/completions", body)).json()) as {
+    readonly choices: readonly { readonly text: string }[];
+    readonly usage: { readonly prompt_tokens_details: { readonly cached_tokens: number } | null };
+  };
+  const cached = answer.usage.prompt_tokens_details?.cached_tokens ?? 0;
+  return { text: answer.choices[0]?.text, cached };
+}
+
+it("A computes and ends; B takes A's blocks from the pool, and says the same", async () => {
+  const events = await freePorts(2);
+  const a = await startServer(events);
+  const b = await startServer([]);
+  servers.push(a, b);
+  await Promise.all([a.ready(), b.ready()]);
+  const [endpoint = "", replayEndpoint] = events.map((each) => `tcp://127.0.0.1:${each}`);
+  const pool = await openPool({
+    transport,
+    host: "127.0.0.1",
+    port: 0,
+    memoryBytes: 2 ** 26,
+    engines: [{ peerId: a.peerId, events: { endpoint, replayEndpoint } }],
+    ...(await askNamespace({ peerId: a.peerId, host: "127.0.0.1" })),
+  });
+
+  const alone = await complete(a);
+  await a.post("/reset_prefix_cache");
+  // A stores the prefix a second time, from its offloading tier.
+  await complete(a);
+  await vi.waitFor(() => expect(pool.status().copied).toBeGreaterThan(4), { timeout: 30_000 });
+  await a.stop();
+
+  const [remote_host = "", port] = pool.localId.split(":");
+  const remote_kv_source = { kv_request_id: "one", remote_host, remote_port: Number(port) };
+  const answer = await complete(b, { kv_transfer_params: { remote_kv_source } });
+  expect(answer).toEqual({ text: alone.text, cached: 192 });
+  expect(pool.status().found).toBeGreaterThan(4);
+  await pool.close();
+});
+
+/** The pool's content, as its program serves it. */
+async function serveContent(pool: Pool) {
+  const admin = new AdminServer({
+    settings: { host: "127.0.0.1", port: 0 },
+    clock: systemClock(),
+    operations: {
+      status: () => pool.status(),
+      metrics: { contentType: "text/plain", text: async () => "" },
+      further: {
+        "GET /blocks": (query) =>
+          pool.content(query.get("epoch") ?? "", Number(query.get("after") ?? 0)),
+        "POST /copies": async (_, body) => ({
+          copied: await pool.copyFrom((body as { peer: string }).peer, 20_000),
+        }),
+      },
+    },
+  });
+  return { admin, url: await admin.listen() };
+}
+
+it("kv-proxy hands a leaving P's KV to the pool, and a new P has it before it takes load", async () => {
+  const events = await freePorts(2);
+  const [p, d, other] = await Promise.all([
+    startServer(events, "p"),
+    startServer([], "d"),
+    startServer([], "p"),
+  ]);
+  servers.push(p, d, other);
+  await Promise.all([p.ready(), d.ready(), other.ready()]);
+  const [endpoint = "", replayEndpoint] = events.map((each) => `tcp://127.0.0.1:${each}`);
+  const pool = await openPool({
+    transport,
+    host: "127.0.0.1",
+    port: 0,
+    memoryBytes: 2 ** 26,
+    engines: [{ peerId: p.peerId, events: { endpoint, replayEndpoint } }],
+    ...(await askNamespace({ peerId: p.peerId, host: "127.0.0.1" })),
+  });
+  const { admin, url: poolUrl } = await serveContent(pool);
+  const ended: LogFields[] = [];
+  const info = (event: string, fields: LogFields = {}) =>
+    void (event === "request-done" && ended.push(fields));
+  const specOf = ({ url, side }: Server) => ({ url, kv: { host: "127.0.0.1", port: side } });
+  const tierPort = Number(p.peerId.split(":")[1]);
+  const proxy = createProxy({
+    prefillers: [specOf(p)],
+    decoders: [specOf(d)],
+    kvSources: { pools: [poolUrl], tierPort },
+    routing: { prefill: "prefix-aware" },
+    log: { ...silentLog, info },
+  });
+  const { url } = await proxy.listen({ port: 0 });
+  const ask = async () => {
+    const body = { model: "tiny", prompt: PROMPT, max_tokens: 8, temperature: 0 };
+    const answer = await fetch(`${url}/v1/completions`, {
+      method: "POST",
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify(body),
+    });
+    const { choices } = (await answer.json()) as { choices: { text: string }[] };
+    return { text: choices[0]?.text, record: ended.at(-1) };
+  };
+  const { prefill } = proxy.instances;
+  try {
+    const first = await ask();
+    await vi.waitFor(() => expect(pool.content("", 0).block_size).toBe(32), { timeout: 30_000 });
+    await prefill.drain({ url: p.url });
+    expect(pool.status().copied).toBeGreaterThan(4);
+    await vi.waitFor(() => expect(proxy.status().kv_pools[0]?.unused).toBeNull(), {
+      timeout: 30_000,
+    });
+    await p.stop();
+
+    prefill.add(specOf(other));
+    // It is the only P, and so takes load from the start.
+    await vi.waitFor(() => expect(pool.status().found).toBeGreaterThan(4), { timeout: 60_000 });
+    await vi.waitFor(() => expect(prefill.find(other)?.inFlight).toBe(0));
+    const second = await ask();
+    expect(second.text).toBe(first.text);
+    // Of 200 tokens vLLM computes at least the last block's.
+    expect(second.record).toMatchObject({ prefill: other.url, cachedTokens: 192 });
+  } finally {
+    await proxy.close();
+    await admin.close();
+    await pool.close();
+  }
+});
