@@ -11,7 +11,7 @@ import { parsePythonJson } from "../../packages/kv-plan/src/model/config-fields.
 import { type CacheSettings, modelCaches } from "../../packages/kv-plan/src/model/model-caches.js";
 import { analysePair } from "../../packages/kv-plan/src/report/analyse-pair.js";
 import { POSTING_COSTS, postingOf } from "../../packages/kv-plan/src/report/posting.js";
-import type { BenchRecord } from "../bench/record.js";
+import type { Run } from "../bench/record.js";
 import { changedConfig } from "./changed-config.js";
 import { familyTable } from "./family-table.js";
 import { judgeModel } from "./models.js";
@@ -356,9 +356,7 @@ describe("vllm#55434: 112,000 descriptors for one request", () => {
 test("nixl#1514: the costs of posting are those that were measured", () => {
   const [ucx, libfabric] = POSTING_COSTS;
   expect(18_880 * libfabric.microsecondsEach).toBeCloseTo(46_000, -3.4);
-  const records = JSON.parse(
-    readFileSync(join(root, "docs/bench/growth.json"), "utf8"),
-  ) as BenchRecord[];
+  const records = JSON.parse(readFileSync(join(root, "docs/bench/growth.json"), "utf8")) as Run[];
   const row = records
     .flatMap(({ rows }) => rows)
     .find(({ what }) => what.startsWith("NIXL: one READ of scattered descriptors;"));
