@@ -23,7 +23,13 @@ v31() {
   vv/bin/pip install -q --no-deps --target nixl14 nixl==1.4.1 nixl-cu13==1.4.1
   touch vllm31/.done
 }
-if [ -e .done ]; then v31; kinds; echo "vLLM peer: ready in $peer"; exit 0; fi
+s3() {
+  [ -x s3/bin/moto_server ] && return
+  step "an S3 server for kv-pool: moto"
+  python3 -m venv s3
+  s3/bin/pip install -q 'moto[server]==5.2.5'
+}
+if [ -e .done ]; then v31; kinds; s3; echo "vLLM peer: ready in $peer"; exit 0; fi
 
 step "virtual environment"
 [ -x vv/bin/python ] || python3 -m venv vv
@@ -58,5 +64,6 @@ v31
 step "the tiny model"
 vv/bin/python "$here/make_tiny_model.py" "$peer/tiny-qwen3"
 kinds
+s3
 touch .done
 echo "vLLM peer: ready in $peer"

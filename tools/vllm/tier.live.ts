@@ -4,6 +4,7 @@ import { fileURLToPath } from "node:url";
 import { nixlTransport } from "@kv/nixl";
 import { askNamespace, type BlockStore, MESSAGE_FIELDS, openTier, type Tier } from "@kv/tier";
 import { afterAll, beforeAll, beforeEach, expect, it, test, vi } from "vitest";
+import { killPools } from "../../packages/pool/test/kills.js";
 import { freePorts } from "./free-ports.js";
 import { PEER_DIR } from "./server.js";
 
@@ -294,4 +295,19 @@ it("has the messages and fields of the wheel's protocol.py, and no others", asyn
   const sorted = (list: unknown[][]) =>
     list.map(([type, fields]) => [type, [...(fields as string[])].sort()]).sort();
   expect(sorted(ours)).toEqual(sorted(theirs));
+});
+
+it("a pool that keeps its blocks in an S3 server has them after twenty kills, and none is torn", async () => {
+  const [port = 0] = await freePorts(1);
+  const server = spawn(`${PEER_DIR}/s3/bin/moto_server`, ["-p", String(port)], { stdio: "ignore" });
+  const url = `http://127.0.0.1:${port}`;
+  vi.stubEnv("AWS_ACCESS_KEY_ID", "any").stubEnv("AWS_SECRET_ACCESS_KEY", "any");
+  vi.stubEnv("AWS_REGION", "us-east-1");
+  try {
+    await vi.waitFor(() => fetch(`${url}/kv-pool`, { method: "PUT" }), { timeout: 60_000 });
+    await killPools(20, url);
+  } finally {
+    vi.unstubAllEnvs();
+    server.kill();
+  }
 });

@@ -3,6 +3,7 @@ export { BlockFile, type BlockHeader, blockFileName, type Disk } from "./block-f
 export { BlockPool, type BlockPoolOptions, type BlockPoolStatus } from "./block-pool.js";
 export type { CopierStatus, Engine } from "./copier.js";
 export { type NixlDiskOptions, openNixlDisk } from "./nixl-disk.js";
+export { type ObjectDiskOptions, type ObjectStore, openObjectDisk } from "./object-disk.js";
 export {
   openPool,
   type Pool,

@@ -60,16 +60,7 @@ export async function openNixlDisk(options: NixlDiskOptions): Promise<Disk> {
     closers.push(() => agent.close());
     await agent.register(memory);
     await agent.register(file);
-    const slots = await agent.prepareLocal({
-      memoryType: memory.memoryType,
-      rows: Float64Array.of(
-        memory.address,
-        length,
-        memory.deviceId,
-        length,
-        Math.floor(memory.lengthBytes / length),
-      ),
-    });
+    const slots = await slotsOf(agent, memory, length);
     const blocks = await agent.prepareRemote(agent.name, {
       memoryType: "FILE",
       rows: Float64Array.of(PAGE_BYTES, length, file.deviceId, strideBytes, places),
@@ -130,11 +121,13 @@ class NixlDisk implements Disk {
   }
 
   write(place: number, slot: number): Promise<void> {
-    return this.#transfer("WRITE", [place], [slot]);
+    const { agent, slots, blocks } = this.#parts;
+    return move(agent, "WRITE", [slots, [slot]], [blocks, [place]]);
   }
 
   read(places: readonly number[], slots: readonly number[]): Promise<void> {
-    return this.#transfer("READ", places, slots);
+    const { agent, slots: local, blocks } = this.#parts;
+    return move(agent, "READ", [local, slots], [blocks, places]);
   }
 
   sync(): Promise<void> {
@@ -144,24 +137,35 @@ class NixlDisk implements Disk {
   close(): Promise<void> {
     return this.#parts.close();
   }
+}
 
-  async #transfer(
-    operation: "READ" | "WRITE",
-    places: readonly number[],
-    slots: readonly number[],
-  ): Promise<void> {
-    const { agent, slots: local, blocks: remote } = this.#parts;
-    const { done, released } = agent.transfer({
-      operation,
-      local,
-      localIds: Int32Array.from(slots),
-      remote,
-      remoteIds: Int32Array.from(places),
-    });
-    try {
-      await done;
-    } finally {
-      await released;
-    }
+/** The memory as slots of a length. */
+export function slotsOf(agent: Agent, memory: Memory, lengthBytes: number): Promise<PreparedList> {
+  const { memoryType, address, deviceId } = memory;
+  const count = Math.floor(memory.lengthBytes / lengthBytes);
+  const rows = Float64Array.of(address, lengthBytes, deviceId, lengthBytes, count);
+  return agent.prepareLocal({ memoryType, rows });
+}
+
+type Blocks = readonly [list: PreparedList, ids: readonly number[]];
+
+/** Resolves when NIXL uses the memory no more. */
+export async function move(
+  agent: Agent,
+  operation: "READ" | "WRITE",
+  [local, localIds]: Blocks,
+  [remote, remoteIds]: Blocks,
+): Promise<void> {
+  const { done, released } = agent.transfer({
+    operation,
+    local,
+    localIds: Int32Array.from(localIds),
+    remote,
+    remoteIds: Int32Array.from(remoteIds),
+  });
+  try {
+    await done;
+  } finally {
+    await released;
   }
 }

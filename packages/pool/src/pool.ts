@@ -4,16 +4,18 @@ import {
   ambient,
   type Clock,
   KvError,
+  type Memory,
   type Timer,
   type Transport,
 } from "@kv/interface";
 import type { HandshakeKeys } from "@kv/side-channel";
 import { type BlockHashAlgorithm, type Namespace, openTier, type Tier } from "@kv/tier";
 import type { ChangesPage } from "./block-changes.js";
-import { BlockFile, blockFileName } from "./block-file.js";
+import { BlockFile, blockFileName, type Disk } from "./block-file.js";
 import { BlockPool, type BlockPoolStatus } from "./block-pool.js";
 import { Copier, type CopierStatus, type Engine } from "./copier.js";
 import { openNixlDisk } from "./nixl-disk.js";
+import { type ObjectStore, openObjectDisk } from "./object-disk.js";
 
 /** Options of `openPool`. */
 export interface PoolOptions extends AmbientOptions, Namespace {
@@ -27,6 +29,8 @@ export interface PoolOptions extends AmbientOptions, Namespace {
   readonly memoryBytes: number;
   /** Blocks are also kept in files, through NIXL's backend POSIX. @default memory only */
   readonly files?: { readonly folder: string; readonly limitBytes: number } | undefined;
+  /** Blocks are kept in an object store instead, through NIXL's backend OBJ. @default none */
+  readonly objects?: ObjectStore | undefined;
   /** Engines whose blocks are copied. @default none */
   readonly engines?: readonly Engine[] | undefined;
   /** vLLM's `--prefix-caching-hash-algo`. @default "sha256" */
@@ -92,7 +96,7 @@ export interface Pool {
  * the transport.
  */
 export async function openPool(options: PoolOptions): Promise<Pool> {
-  const { transport, memoryBytes, files, blockLengthBytes, fingerprint, hashSeed } = options;
+  const { transport, memoryBytes, blockLengthBytes, fingerprint, hashSeed } = options;
   const { clock, log } = ambient(options);
   const slots = Math.floor(memoryBytes / blockLengthBytes);
   if (slots < 1)
@@ -107,13 +111,8 @@ export async function openPool(options: PoolOptions): Promise<Pool> {
   };
   try {
     const namespace = { blockLengthBytes, fingerprint, hashSeed };
-    let file: BlockFile | undefined;
-    if (files !== undefined) {
-      const { folder, limitBytes } = files;
-      const path = join(folder, blockFileName(namespace));
-      const disk = await openNixlDisk({ transport, memory, path, limitBytes, blockLengthBytes });
-      file = new BlockFile(disk, namespace);
-    }
+    const disk = await openDisk(options, memory);
+    const file = disk && new BlockFile(disk, namespace);
     const blocks = new BlockPool({ memory, blockLengthBytes, file, log });
     closers.push(() => blocks.close());
     const store = new DrainingStore(blocks);
@@ -138,6 +137,21 @@ export async function openPool(options: PoolOptions): Promise<Pool> {
     await close();
     throw error;
   }
+}
+
+async function openDisk(options: PoolOptions, memory: Memory): Promise<Disk | undefined> {
+  const { transport, files, objects, blockLengthBytes } = options;
+  const name = blockFileName(options);
+  if (files !== undefined && objects !== undefined)
+    throw new KvError("KV_CONFIG_INVALID", "a pool has files and objects", {
+      hint: "give one of them",
+    });
+  if (objects !== undefined)
+    return openObjectDisk({ ...objects, transport, memory, name, blockLengthBytes });
+  if (files === undefined) return undefined;
+  const { folder, limitBytes } = files;
+  const path = join(folder, name);
+  return openNixlDisk({ transport, memory, path, limitBytes, blockLengthBytes });
 }
 
 /** Counts what peers look up. While draining, it finds nothing. */

@@ -38,16 +38,17 @@ async function life(path: string, seed: number, livesMs: number) {
 }
 
 /**
- * Kills a pool so many times at any moment. Each next one must have what was acknowledged, and
+ * Kills a pool with a file, or with an object store, so many times at any moment. Each next one must have what was acknowledged, and
  * nothing that is torn.
  */
-export async function killPools(kills: number): Promise<void> {
+export async function killPools(kills: number, objectStore?: string): Promise<void> {
   const folder = await mkdtemp(join(tmpdir(), "kv-pool-killed-"));
   try {
     let before = { kept: new Set<string>(), mayHide: 0 };
     let checked = 0;
     for (let kill = 0; kill <= kills; kill += 1) {
-      const { found, ...after } = await life(join(folder, "blocks"), kill, (kill * 37) % 211);
+      const path = objectStore ?? join(folder, "blocks");
+      const { found, ...after } = await life(path, kill, (kill * 37) % 211);
       const lost = [...before.kept].filter((name) => !found.has(name));
       expect(lost.slice(before.mayHide), `kill ${kill}`).toEqual([]);
       checked += before.kept.size;

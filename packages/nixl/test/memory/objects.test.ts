@@ -1,8 +1,8 @@
 import type { Agent, Memory, Transport } from "@kv/interface";
 import { nixlTransport, objectMemory } from "@kv/nixl";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
+import { type ObjectStore, objectBackend, startObjectStore } from "@kv/testing/nixl/object-store";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { type ObjectStore, objectBackend, startObjectStore } from "../support/object-store.js";
 import { blocksOf } from "../support/pair.js";
 import { fillPattern, scattered } from "../support/pattern.js";
 import { pluginMissing } from "../support/plugins.js";

@@ -6,6 +6,7 @@ import {
   duration,
   each,
   hostAndPort,
+  httpUrl,
   oneOf,
   port,
   print,
@@ -31,6 +32,8 @@ interface ServeOptions extends NamespaceOptions {
   readonly port: number;
   readonly memory: number;
   readonly files?: string;
+  readonly objects?: string;
+  readonly objectsEndpoint?: string;
   readonly filesLimit: number;
   readonly engine: Engine[];
   readonly hashAlgorithm: BlockHashAlgorithm;
@@ -58,8 +61,13 @@ export function addServe(program: Command): void {
         .default(DEFAULT_BYTES, "1GiB"),
     )
     .option("--files <folder>", "keep all blocks in a file there, through NIXL's backend POSIX")
+    .option(
+      "--objects <bucket>",
+      "keep them in objects instead, through NIXL's backend OBJ; credentials and region as AWS's SDK finds them",
+    )
+    .option("--objects-endpoint <url>", "of a store that is not AWS's", httpUrl)
     .addOption(
-      new Option("--files-limit <size>", "the longest that the file may be")
+      new Option("--files-limit <size>", "the longest that the file, or all objects, may be")
         .argParser(size)
         .default(16 * DEFAULT_BYTES, "16GiB"),
     )
@@ -108,8 +116,17 @@ function engine(text: string): Engine {
   return { peerId, events: { endpoint, replayEndpoint } };
 }
 
+/** Parameters of NIXL's backend OBJ. */
+const backend = (bucket: string, endpoint: string | undefined): Record<string, string> =>
+  endpoint === undefined
+    ? { bucket }
+    : { bucket, endpoint_override: endpoint, scheme: new URL(endpoint).protocol.slice(0, -1) };
+
 async function serve(options: ServeOptions): Promise<void> {
   const { files: folder, filesLimit: limitBytes, adminHost, adminPort, drain } = options;
+  const { objects: bucket, objectsEndpoint: endpoint } = options;
+  if (endpoint !== undefined && bucket === undefined)
+    throw new KvError("KV_CONFIG_INVALID", "--objects-endpoint has no effect without --objects");
   const log = jsonLog(options.logLevel, { write: printError });
   const namespace = await namespaceOf(options, log);
   const transport = nixlTransport({ log });
@@ -120,6 +137,8 @@ async function serve(options: ServeOptions): Promise<void> {
     port: options.port,
     memoryBytes: options.memory,
     files: folder === undefined ? undefined : { folder, limitBytes },
+    objects:
+      bucket === undefined ? undefined : { parameters: backend(bucket, endpoint), limitBytes },
     engines: options.engine,
     hashAlgorithm: options.hashAlgorithm,
     blocksPerChunk: options.blocksPerChunk,

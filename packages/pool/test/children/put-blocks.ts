@@ -1,5 +1,5 @@
 // Opens a pool with a file, says what it has, and puts prefixes until somebody kills it.
-// Arguments: the file, a seed. Lines on stdout: `found NAME`, `torn NAME`, `damaged COUNT`, `ready`;
+// Arguments: the file, or the URL of an object store; a seed. Lines on stdout: `found NAME`, `torn NAME`, `damaged COUNT`, `ready`;
 // then `put NAME` before a block is put, `gone NAME` for each that is evicted for it, `began NAME`,
 // and `kept NAME` when it was acknowledged.
 import { writeSync } from "node:fs";
@@ -7,6 +7,7 @@ import { nixlTransport } from "@kv/nixl";
 import { BlockFile } from "../../src/block-file.js";
 import { BlockPool } from "../../src/block-pool.js";
 import { openNixlDisk } from "../../src/nixl-disk.js";
+import { openObjectDisk } from "../../src/object-disk.js";
 import { CHAIN, CHAINS, NAMESPACE, PLACES, SLOTS } from "./put-blocks-sizes.js";
 
 const [path = "", seed = "0"] = process.argv.slice(2);
@@ -14,7 +15,11 @@ const { blockLengthBytes } = NAMESPACE;
 const transport = nixlTransport({ backends: ["POSIX"] });
 const memory = transport.allocate(SLOTS * blockLengthBytes);
 const limitBytes = PLACES * (blockLengthBytes + 4096);
-const disk = await openNixlDisk({ transport, memory, path, limitBytes, blockLengthBytes });
+const storage = { transport, memory, limitBytes, blockLengthBytes };
+const parameters = { bucket: "kv-pool", endpoint_override: path, scheme: "http" };
+const disk = path.startsWith("http:")
+  ? await openObjectDisk({ ...storage, parameters, name: "killed" })
+  : await openNixlDisk({ ...storage, path });
 const pool = new BlockPool({
   memory,
   blockLengthBytes,

@@ -6,6 +6,10 @@ export interface ObjectStore {
   readonly port: number;
   /** Objects by path: bucket and key. */
   readonly objects: Map<string, Buffer>;
+  /** Answers each request with 403. */
+  refuses: boolean;
+  /** Answers the next request for this path with 403. */
+  refuseOnce(path: string): void;
   close(): Promise<void>;
 }
 
@@ -15,9 +19,16 @@ export interface ObjectStore {
  */
 export async function startObjectStore(tls?: { key: string; cert: string }): Promise<ObjectStore> {
   const objects = new Map<string, Buffer>();
+  let refused = "";
   const answer: RequestListener = async (request, response) => {
     const path = decodeURIComponent(new URL(request.url ?? "", "http://store").pathname);
     const body = Buffer.concat(await request.toArray());
+    if (store.refuses || path === refused) {
+      refused = "";
+      response.writeHead(403, { "content-type": "application/xml" });
+      response.end("<Error><Code>AccessDenied</Code><Message>no</Message></Error>");
+      return;
+    }
     if (request.method === "PUT") {
       objects.set(path, body);
       response.writeHead(200, { etag: '"1"' }).end();
@@ -41,15 +52,20 @@ export async function startObjectStore(tls?: { key: string; cert: string }): Pro
   };
   const server = tls === undefined ? createServer(answer) : createTlsServer(tls, answer);
   await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-  return {
+  const store: ObjectStore = {
     port: (server.address() as AddressInfo).port,
     objects,
+    refuses: false,
+    refuseOnce: (path) => {
+      refused = path;
+    },
     close: () =>
       new Promise((resolve) => {
         server.close(() => resolve());
         server.closeAllConnections();
       }),
   };
+  return store;
 }
 
 /** The backend of a store at a port of this host. */
