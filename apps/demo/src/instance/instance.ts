@@ -1,5 +1,6 @@
 import { memoryMetrics } from "@kv/connector";
 import { type Ambient, ambient, type SideChannel, type Transport } from "@kv/interface";
+import type { CacheChange } from "../engine/cache/block-pool.js";
 import { DIGEST_TOKENS } from "../engine/cache/kv-layout.js";
 import type { ServedInstance } from "../http/generation.js";
 import { InstanceServer } from "../http/server.js";
@@ -14,6 +15,8 @@ import { type InstanceConfig, transferConfigOf } from "./instance-config.js";
 export interface InstanceOptions extends Partial<Omit<Ambient, "metrics">> {
   readonly transport: Transport;
   readonly sideChannel: SideChannel;
+  /** Learns what the prefix caches hold. */
+  readonly onCacheChange?: ((change: CacheChange) => void) | undefined;
 }
 
 export type Instance = Awaited<ReturnType<typeof startInstance>>;
@@ -54,6 +57,7 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
         // As vLLM names the engines of data-parallel ranks.
         engineId: config.dp === 1 ? engineId : `${engineId}_dp${dpRank}`,
         ambient: environment,
+        onCacheChange: options.onCacheChange,
       });
     const first = await startRank(0);
     const ranks = [first];
@@ -123,6 +127,8 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
       backend,
       /** Where the first rank answers handshakes; null for a connector without a side channel. */
       sideChannel: first.sideChannel ?? null,
+      /** What a request's `remote_kv_source` names; null without `tierPort`. */
+      tierPeer: first.tierPeer ?? null,
       settings: {
         ...config,
         port,
