@@ -120,7 +120,7 @@ export async function startEngineRank(options: EngineRankOptions) {
     engine,
     maxModelLen,
     blocks,
-    tierPeer: tier?.localId,
+    tier,
     platform,
     workers,
     journal,

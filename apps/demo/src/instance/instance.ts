@@ -1,6 +1,7 @@
 import { memoryMetrics } from "@kv/connector";
 import { type Ambient, ambient, type SideChannel, type Transport } from "@kv/interface";
 import type { CacheChange } from "../engine/cache/block-pool.js";
+import type { CacheTier } from "../engine/cache/cache-tier.js";
 import { DIGEST_TOKENS } from "../engine/cache/kv-layout.js";
 import type { ServedInstance } from "../http/generation.js";
 import { InstanceServer } from "../http/server.js";
@@ -88,6 +89,7 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
         connector: platform.module.name,
         transport: transport.name,
         platform: platform.platform.deviceType,
+        p2p_tier: first.tier === undefined ? null : tierStatus(first.tier),
         backend,
         tp,
         dp,
@@ -127,8 +129,6 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
       backend,
       /** Where the first rank answers handshakes; null for a connector without a side channel. */
       sideChannel: first.sideChannel ?? null,
-      /** What a request's `remote_kv_source` names; null without `tierPort`. */
-      tierPeer: first.tierPeer ?? null,
       settings: {
         ...config,
         port,
@@ -164,6 +164,17 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
     throw error;
   }
 }
+
+/** What `kv-pool serve` needs of it. */
+const tierStatus = ({ localId, namespace }: CacheTier) => {
+  const { blockLengthBytes, fingerprint, hashSeed } = namespace;
+  return {
+    peer_id: localId,
+    block_length_bytes: blockLengthBytes,
+    fingerprint,
+    hash_seed: hashSeed,
+  };
+};
 
 function sumByName(counts: readonly Readonly<Record<string, number>>[]): Record<string, number> {
   const sums: Record<string, number> = {};

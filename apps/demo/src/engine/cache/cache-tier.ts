@@ -1,6 +1,13 @@
 import { createHash } from "node:crypto";
 import { type AmbientOptions, ambient, KvError, type Memory, type Transport } from "@kv/interface";
-import { type BlockStore, DEFAULT_HASH_SEED, offloadKey, openTier, type Tier } from "@kv/tier";
+import {
+  type BlockStore,
+  DEFAULT_HASH_SEED,
+  type Namespace,
+  offloadKey,
+  openTier,
+  type Tier,
+} from "@kv/tier";
 import { z } from "zod";
 import { type BlockHash, type BlockPool, blockHashOf } from "./block-pool.js";
 import type { KvPool } from "./kv-pool.js";
@@ -30,6 +37,7 @@ const paramsSchema = z.object({
  * tier has all layers and heads, whatever the TP.
  */
 export class CacheTier implements BlockStore {
+  readonly namespace: Namespace;
   readonly #options: CacheTierOptions;
   readonly #memory: Memory;
   readonly #blockBytes: number;
@@ -38,7 +46,14 @@ export class CacheTier implements BlockStore {
   #tier: Tier | undefined;
 
   private constructor(options: CacheTierOptions) {
-    const { transport, pool, promptBlocks } = options;
+    const { transport, pool, promptBlocks, model } = options;
+    const { numHiddenLayers, numKvHeads, headSize, blockSize } = pool.config;
+    const alike = JSON.stringify([model, numHiddenLayers, numKvHeads, headSize, blockSize]);
+    this.namespace = {
+      blockLengthBytes: pool.blockBytes,
+      fingerprint: createHash("sha256").update(alike).digest("hex").slice(0, 16),
+      hashSeed: DEFAULT_HASH_SEED,
+    };
     this.#options = options;
     this.#blockBytes = pool.blockBytes;
     // A peer gets half of them.
@@ -49,19 +64,14 @@ export class CacheTier implements BlockStore {
 
   /** @throws `KV_SIDE_CHANNEL_BIND_FAILED`, the errors of the transport. */
   static async open(options: CacheTierOptions): Promise<CacheTier> {
-    const { model, promptBlocks, pool } = options;
-    const { numHiddenLayers, numKvHeads, headSize, blockSize } = pool.config;
-    const alike = JSON.stringify([model, numHiddenLayers, numKvHeads, headSize, blockSize]);
     const store = new CacheTier(options);
     try {
       store.#tier = await openTier({
         ...options,
+        ...store.namespace,
         store,
         memory: store.#memory,
-        landingBlocks: promptBlocks,
-        blockLengthBytes: store.#blockBytes,
-        fingerprint: createHash("sha256").update(alike).digest("hex").slice(0, 16),
-        hashSeed: DEFAULT_HASH_SEED,
+        landingBlocks: options.promptBlocks,
       });
     } catch (error) {
       await store.close();
