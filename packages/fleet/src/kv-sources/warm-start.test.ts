@@ -8,14 +8,13 @@ import type { KvSources } from "./kv-sources.js";
 import { WarmStart } from "./warm-start.js";
 
 const prompt = { model: "m", tokens: Int32Array.of(1, 2), uses: 1 };
-const source = { peer: "10.0.0.9:5710", instance: undefined, tokens: 2, ownTokens: 0 };
+const source = { peer: "10.0.0.9:5710", instance: undefined, tokens: 2 };
 
 /** A start with two prompts, and what the instance was told of its state. */
 function startWith(send: (request: { readonly abort: Deadline }) => Promise<unknown>) {
   const sources = {
     asked: { mostAsked: () => [prompt, prompt] },
     holders: async () => [source],
-    sourceFor: () => source,
     kvTransferParam: () => "{}",
   };
   const warming: boolean[] = [];
