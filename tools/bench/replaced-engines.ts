@@ -1,5 +1,5 @@
 // What is computed again when instances are replaced, with a pool and without: the demo's engines
-// over NIXL, with a model that takes hardly any time.
+// over NIXL, with a model that is slow beside this process, which also moves the KV.
 import { setTimeout as sleep } from "node:timers/promises";
 import { type LogFields, silentLog } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
@@ -23,7 +23,7 @@ const SIMULATED = {
   kvHeads: 1,
   headDim: 8,
   maxModelLen: 8192,
-  forwardMsPer512Tokens: 1,
+  forwardMsPer512Tokens: 512,
 } as const;
 const CACHE_TOKENS = 80_000;
 
@@ -145,6 +145,7 @@ export async function converseWhileReplaced(hasPool: boolean, traffic: Traffic):
       port: 0,
       memoryBytes: 2 ** 26,
       engines: hosts.map(engineAt),
+      writeThrough: true,
       blockLengthBytes,
       fingerprint,
       hashSeed: hash_seed,
