@@ -26,6 +26,8 @@ const SIMULATED = {
   forwardMsPer512Tokens: 512,
 } as const;
 const CACHE_TOKENS = 80_000;
+/** Until an instance ends that has left. */
+const GRACE_MS = 1000;
 
 export interface Replaced {
   readonly turns: readonly EndedTurn[];
@@ -179,6 +181,8 @@ export async function converseWhileReplaced(hasPool: boolean, traffic: Traffic):
     const left = running.get(host) as Host;
     replacements += 1;
     await prefill.remove({ url: left.url });
+    // Others fetch from it what they were told to before.
+    await sleep(GRACE_MS);
     computed += left.computed();
     await left.close();
     const joined = await start("prefill", host);

@@ -21,16 +21,19 @@ export function transportOf(kind: TransportKind, on = network): Transport {
     : memoryTransport({ network: on, host: `tier-host-${hosts}` });
 }
 
-/** Closed in reverse order; then nothing may be left on the network. */
-export function closesAfterTest(close: () => Promise<unknown>, on = network): void {
+/** Members of the test that is running. */
+let opened = 0;
+
+/** The last one that closes looks for what is left on the network. */
+function closesAfterTest(close: () => Promise<unknown>): void {
+  opened += 1;
   onTestFinished(async () => {
     await close();
-    const left = Object.values(on.outstanding()).reduce((sum, held) => sum + held, 0);
-    if (--opened === 0) expect(left).toBe(0);
+    opened -= 1;
+    const left = Object.values(network.outstanding()).reduce((sum, held) => sum + held, 0);
+    if (opened === 0) expect(left).toBe(0);
   });
-  opened += 1;
 }
-let opened = 0;
 
 export interface MemberOptions extends AmbientOptions {
   readonly transport?: Transport;
