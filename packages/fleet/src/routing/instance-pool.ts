@@ -231,9 +231,7 @@ export class InstancePool {
 
   async #emptied(id: InstanceId): Promise<PooledInstance> {
     const draining = this.#beginDraining(id);
-    // Its last visits leave KV, too.
-    await draining.idle();
-    await this.#options.leaving?.(draining);
+    await Promise.all([draining.idle(), this.#options.leaving?.(draining)]);
     return draining;
   }
 
