@@ -369,8 +369,10 @@ export class Scheduler {
 
   /** For a next turn, which begins with prompt and output. */
   #cacheOutput(record: RequestRecord): void {
-    const tokens = record.sequence.slice(0, record.numComputedTokens);
-    this.#cache(record, blockHashes(tokens, this.#options.blockSize));
+    const { blockSize } = this.#options;
+    const { hashes, sequence, numComputedTokens } = record;
+    const tokens = sequence.slice(hashes.length * blockSize, numComputedTokens);
+    this.#cache(record, [...hashes, ...blockHashes(tokens, blockSize, hashes.at(-1))]);
   }
 
   #countCached(source: CacheHitSource, tokens: number): void {

@@ -22,7 +22,7 @@ async function end() {
   process.stdin.destroy();
 }
 
-const real = nixlTransport();
+const real: Transport = nixlTransport();
 const transport: Transport = delegateTo(real, {
   createAgent: async (options) => {
     const agent: Agent = await real.createAgent(options);

@@ -22,8 +22,14 @@ export type BlockHash = string;
 
 export const blockHashOf = (hash: Uint8Array): BlockHash => nameOf(hash);
 
-export function blockHashes(tokens: ArrayLike<number>, blockSize: number): BlockHash[] {
-  return vllmHashes(tokens, { blockSize }).map(blockHashOf);
+/** `last`: of the block before. */
+export function blockHashes(
+  tokens: ArrayLike<number>,
+  blockSize: number,
+  last?: BlockHash,
+): BlockHash[] {
+  const after = last === undefined ? undefined : Buffer.from(last, "base64");
+  return vllmHashes(tokens, { blockSize, after }).map(blockHashOf);
 }
 
 /**
