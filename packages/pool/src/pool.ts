@@ -34,8 +34,9 @@ export interface PoolOptions extends AmbientOptions, Namespace {
   /** Blocks of the accelerator in a block of vLLM's offloading tier. @default 1 */
   readonly blocksPerChunk?: number | undefined;
   /**
-   * Copies all that engines store, so that a router finds it as soon as an engine is gone.
-   * @default what they store again, or drop
+   * Copies all that engines store, not only what they store again or drop: a router finds it as
+   * soon as an engine is gone.
+   * @default false
    */
   readonly writeThrough?: boolean | undefined;
   /** Prefixes that are copied at a time. @default 2 */
