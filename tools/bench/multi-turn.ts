@@ -1,10 +1,17 @@
 // What a turn costs that is read back from D (kv-proxy --readback). `links`: in virtual time, with
-// the times of a model of 8 billion parameters; `live`: vLLM 0.33 on the CPU.
+// the times of a model of 8 billion parameters; `live`: vLLM 0.33 on the CPU. `pools`: what a pool
+// saves where instances are replaced.
 import { type LogFields, silentLog } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
 import { startVllm, type VllmServer } from "../vllm/server.js";
 import { converse, type EndedTurn, sendTo, type Traffic } from "./conversations.js";
 import { BLOCK_TOKENS } from "./deployments.js";
+import {
+  computedTokens,
+  converseWhileReplaced,
+  INSTANCES,
+  REPLACED_EVERY,
+} from "./replaced-engines.js";
 import { median, type Row, rowOf } from "./report.js";
 import type { Run } from "./run.js";
 import { openVirtual } from "./virtual-deployment.js";
@@ -32,6 +39,8 @@ const READBACK = {
 const NEW_ONLY_SHARE = 0.99;
 /** Of D with readback. */
 const [DECODE_RATIO, THROUGHPUT_RATIO] = [1.03, 0.97];
+/** Of the tokens that are computed again where instances are replaced. */
+const AGAIN_RATIO = 0.1;
 const LENGTHS = [1000, 2000, 4000, 8000];
 
 interface Held {
@@ -46,14 +55,6 @@ function recordRequests() {
     if (event === "request-done") records.set(String(fields["requestId"]), fields);
   };
   return { records, log: { ...silentLog, info } };
-}
-
-function computedTokens(metrics: string): number {
-  const sample = /^vllm:prompt_tokens_by_source_total\{[^}]*source="local_compute"[^}]*\} (\S+)/gm;
-  return Array.from(metrics.matchAll(sample), ([, count]) => Number(count)).reduce(
-    (sum, count) => sum + count,
-    0,
-  );
 }
 
 /** Turns after the first, with readback and without. */
@@ -236,4 +237,21 @@ async function throughVllm(
   return { turns, records, computed: (await computed()) - before };
 }
 
-export const multiTurn = (run: Run) => run.parts({ links, live }, run);
+async function pools() {
+  const on = await converseWhileReplaced(true, AGENTS);
+  const off = await converseWhileReplaced(false, AGENTS);
+  const name = `${INSTANCES} P of the demo, one replaced every ${REPLACED_EVERY} requests`;
+  const again = [on.computedAgain, off.computedAgain];
+  const answerOf = ({ conversation, turn, tokens }: EndedTurn) =>
+    `${conversation} ${turn} ${tokens.join()}`;
+  const answers = new Set(off.turns.map(answerOf));
+  const equal = on.turns.filter((turn) => answers.has(answerOf(turn))).length;
+  const all = on.turns.length;
+  return [
+    figures(`${name}: tokens that P computed again`, again, "", 0, "<=", AGAIN_RATIO),
+    figures(`${name}: tokens that P computed`, [on.computed, off.computed], "", 0),
+    rowOf(`${name}: turns with the same tokens`, [`${equal} of ${all}`, "-"], equal / all, ">=", 1),
+  ];
+}
+
+export const multiTurn = (run: Run) => run.parts({ links, live, pools }, run);

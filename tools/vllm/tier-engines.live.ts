@@ -1,14 +1,14 @@
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { fileURLToPath } from "node:url";
-import { AdminServer } from "@kv/fleet/front-end";
-import { type LogFields, silentLog, systemClock } from "@kv/interface";
+import { type LogFields, silentLog } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
-import { openPool, type Pool } from "@kv/pool";
+import { openPool } from "@kv/pool";
 import { createProxy } from "@kv/proxy";
 import { askNamespace } from "@kv/tier";
 import { afterAll, expect, it, vi } from "vitest";
 import { freePorts } from "./free-ports.js";
+import { servePool } from "./serve-pool.js";
 import { PEER_DIR } from "./server.js";
 
 // Two vLLM servers on the CPU with OffloadingConnector and the P2P tier, and a pool between them.
@@ -135,26 +135,6 @@ it("A computes and ends; B takes A's blocks from the pool, and says the same", a
   await pool.close();
 });
 
-/** The pool's content, as its program serves it. */
-async function serveContent(pool: Pool) {
-  const admin = new AdminServer({
-    settings: { host: "127.0.0.1", port: 0 },
-    clock: systemClock(),
-    operations: {
-      status: () => pool.status(),
-      metrics: { contentType: "text/plain", text: async () => "" },
-      further: {
-        "GET /blocks": (query) =>
-          pool.content(query.get("epoch") ?? "", Number(query.get("after") ?? 0)),
-        "POST /copies": async (_, body) => ({
-          copied: await pool.copyFrom((body as { peer: string }).peer, 20_000),
-        }),
-      },
-    },
-  });
-  return { admin, url: await admin.listen() };
-}
-
 it("kv-proxy hands a leaving P's KV to the pool, and a new P has it before it takes load", async () => {
   const events = await freePorts(2);
   const [p, d, other] = await Promise.all([
@@ -173,7 +153,7 @@ it("kv-proxy hands a leaving P's KV to the pool, and a new P has it before it ta
     engines: [{ peerId: p.peerId, events: { endpoint, replayEndpoint } }],
     ...(await askNamespace({ peerId: p.peerId, host: "127.0.0.1" })),
   });
-  const { admin, url: poolUrl } = await serveContent(pool);
+  const { admin, url: poolUrl } = await servePool(pool);
   const ended: LogFields[] = [];
   const info = (event: string, fields: LogFields = {}) =>
     void (event === "request-done" && ended.push(fields));

@@ -28,6 +28,8 @@ export interface CopierOptions {
   readonly hashAlgorithm: BlockHashAlgorithm;
   /** Blocks of the engine in a block of its offloading tier. */
   readonly blocksPerChunk: number;
+  /** Copies prefixes that engines store for the first time, too. */
+  readonly writeThrough: boolean;
   /** Prefixes that are read at a time, from all engines. */
   readonly maxCopies: number;
   readonly clock: Clock;
@@ -155,7 +157,7 @@ export class Copier {
     { hashes, parent, tokens, blockSize, lookahead, group }: StoredBlocks,
     index: { contradictions: number },
   ): Steps {
-    const { hashSeed: seed, hashAlgorithm: algorithm } = this.#options;
+    const { hashSeed: seed, hashAlgorithm: algorithm, writeThrough } = this.#options;
     let before = parent === undefined ? undefined : this.#seen.get(`${group.index} ${parent}`);
     const isPlaced = parent === undefined || before !== undefined;
     if (!isPlaced || lookahead !== undefined || tokens.length !== hashes.length * blockSize) {
@@ -163,7 +165,7 @@ export class Copier {
       return;
     }
     this.#blockSize = blockSize;
-    let again: SeenBlock | undefined;
+    let wanted: SeenBlock | undefined;
     for (const [at, name] of hashes.entries()) {
       yield;
       const ids = Array.prototype.slice.call(tokens, at * blockSize, (at + 1) * blockSize);
@@ -183,9 +185,9 @@ export class Copier {
       });
       before.stored += 1;
       before.peerId = peerId;
-      if (before.stored > 1) again = before;
+      if (writeThrough || before.stored > 1) wanted = before;
     }
-    if (again !== undefined) this.#want(again, peerId);
+    if (wanted !== undefined) this.#want(wanted, peerId);
   }
 
   *#removed(peerId: string, { hashes, group }: RemovedBlocks): Steps {

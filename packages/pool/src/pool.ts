@@ -37,6 +37,12 @@ export interface PoolOptions extends AmbientOptions, Namespace {
   readonly hashAlgorithm?: BlockHashAlgorithm | undefined;
   /** Blocks of the accelerator in a block of vLLM's offloading tier. @default 1 */
   readonly blocksPerChunk?: number | undefined;
+  /**
+   * Copies all that engines store, not only what they store again or drop: a router finds it as
+   * soon as an engine is gone.
+   * @default false
+   */
+  readonly writeThrough?: boolean | undefined;
   /** Prefixes that are copied at a time. @default 2 */
   readonly maxCopies?: number | undefined;
   /** Encrypts the side channel, and so refuses plain vLLM. */
@@ -119,6 +125,7 @@ export async function openPool(options: PoolOptions): Promise<Pool> {
     const tier = await openTier({ ...options, memory, store });
     closers.push(() => tier.close());
     const { engines = [], hashAlgorithm = "sha256", blocksPerChunk = 1, maxCopies = 2 } = options;
+    const { writeThrough = false } = options;
     const copier = new Copier({
       engines,
       tier,
@@ -126,6 +133,7 @@ export async function openPool(options: PoolOptions): Promise<Pool> {
       hashSeed,
       hashAlgorithm,
       blocksPerChunk,
+      writeThrough,
       maxCopies,
       clock,
       log,

@@ -130,6 +130,15 @@ it("copies a prefix once an engine drops one of its blocks, up to that block", a
   expect(keys.map((key) => pool.blocks.has(key))).toEqual([true, true, false]);
 });
 
+it("copies a prefix at its first store, where it writes through", async () => {
+  const a = await engine();
+  const { keys, stored } = prompt(20, 3);
+  holds(a, keys);
+  const pool = await poolOf({ engines: [a.of], writeThrough: true });
+  await a.publish([stored()]);
+  await expect.poll(() => pool.status().copied).toBe(3);
+});
+
 it("counts a prefix that two engines store as seen twice", async () => {
   const [a, b] = [await engine(), await engine()];
   const { keys, stored } = prompt(50, 2);

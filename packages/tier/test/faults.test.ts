@@ -225,6 +225,29 @@ describe("a message that is lost", () => {
   });
 });
 
+it("a peer that says that it has a block, and has not: the read is rejected, the session stays", async () => {
+  const one = await member({ landingBlocks: 1 });
+  const server = await peer();
+  const read = readFills(one.tier, server.peerId, ["x"]);
+  const rejected = expect(read).rejects.toMatchObject({ code: "KV_TRANSFER_FAILED" });
+  await server.dial(one.tier.localId);
+  await server.got("lookup_resp");
+  await SERVER_PHASES["after a fetch"](server);
+  const { kv_request_id, round_seq } = await server.got("fetch");
+  // Of a round that nobody asked for.
+  server.send({ type: "transfer_done", kv_request_id, round_seq: 7, success: true });
+  server.send({ type: "transfer_done", kv_request_id, round_seq, success: false });
+  await rejected;
+  expect(one.tier.peers).toEqual([server.peerId]);
+
+  // The only landing block is free again.
+  const other = await member();
+  other.store.slots.set("y", 2);
+  expect(await readFills(one.tier, other.tier.localId, ["y"])).toEqual([12]);
+  server.end("politely");
+  await vi.waitFor(() => expect(one.tier.peers).toEqual([other.tier.localId]));
+});
+
 it("ends the session of a peer that asks and does not read", { timeout: 60_000 }, async () => {
   const one = await member();
   const slow = await peer({ answer: () => new Promise(() => {}) });

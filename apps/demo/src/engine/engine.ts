@@ -11,6 +11,7 @@ import {
   type WorkerConnector,
 } from "@kv/interface";
 import type { BlockPool } from "./cache/block-pool.js";
+import type { CacheTier } from "./cache/cache-tier.js";
 import type { KvPool } from "./cache/kv-pool.js";
 import type { EngineModel } from "./engine-model.js";
 import { ModelRunner } from "./model-runner.js";
@@ -27,6 +28,8 @@ export interface EngineOptions extends AmbientOptions {
     | { readonly scheduler: SchedulerConnector; readonly workers: readonly WorkerConnector[] }
     | undefined;
   readonly hooks?: EngineHooks | undefined;
+  /** Brings what a request's `remote_kv_source` has. Default: such a request computes its prompt. */
+  readonly tier?: CacheTier | undefined;
   readonly maxNumSeqs?: number | undefined;
   readonly maxConcurrentBatches?: number | undefined;
   /** A longer prompt is computed in chunks, one in each step. Default: no limit. */
@@ -109,7 +112,7 @@ export class Engine {
    * `KV_ENGINE_FAILED` after `close`.
    */
   submit(given: EngineRequest): EngineHandle {
-    const { model, pool, blocks, prefixCaching = true } = this.#options;
+    const { model, pool, blocks, tier, prefixCaching = true } = this.#options;
     const request = this.#shortened(given);
     const { requestId } = request;
     const { blockSize } = pool.config;
@@ -120,6 +123,7 @@ export class Engine {
       throw new KvError("KV_REQUEST_INVALID", `request ${requestId}: another request has this id`);
     const { maxModelLen = model.config.maxModelLen } = this.#options;
     checkRequest(request, { ...model.config, maxModelLen, blockSize, capacity: blocks.capacity });
+    const source = tier?.sourceOf(request.kvTransferParams);
     const uniform = this.#ambient.random.next;
     const record = new RequestRecord(request, {
       blockSize,
@@ -128,6 +132,7 @@ export class Engine {
       tracer: this.#ambient.tracer,
     });
     this.#scheduler.add(record);
+    if (tier !== undefined && source !== undefined) void this.#fetch(record, tier, source);
     this.#wakeup.wake();
     return {
       requestId,
@@ -156,6 +161,28 @@ export class Engine {
       log.warn("blocks-not-released", { requestId, error: String(error) });
     }
     this.#wakeup.wake();
+  }
+
+  /** Before the admission, which then finds the blocks in the cache. */
+  async #fetch(record: RequestRecord, tier: CacheTier, source: string): Promise<void> {
+    const { blockSize } = this.#options.pool.config;
+    const { hashes, request } = record;
+    const { promptTokens: tokens } = request;
+    record.fetch = new AbortController();
+    try {
+      // The logits of the last token are needed.
+      const prefix = {
+        hashes: hashes.slice(0, Math.floor((tokens.length - 1) / blockSize)),
+        tokens,
+      };
+      const blocks = await tier.fetch(source, prefix, record.fetch.signal);
+      record.fetchedTokens = blocks * blockSize;
+    } catch (error) {
+      this.#ambient.log.warn("kv-not-fetched", { source, error });
+    } finally {
+      record.fetch = undefined;
+      this.#wakeup.wake();
+    }
   }
 
   /** A prefill may have to leave the last tokens of its prompt to the decode engine. */
@@ -373,6 +400,7 @@ export class Engine {
       ...this.requestCounts(),
       kept: scheduler.keptRequests,
       blocks: this.#options.blocks.held,
+      servedBlocks: this.#options.tier?.servedBlocks ?? 0,
       partlyReported: this.#aggregator.size,
       ...this.#connector?.outstanding(),
     };

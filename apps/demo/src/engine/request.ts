@@ -59,6 +59,9 @@ export class RequestRecord {
   /** The blocks of the prompt first; the rest is room for the output. */
   blockIds: number[] = [];
   cachedBlocks = 0;
+  /** While a member of the P2P tier sends its blocks. */
+  fetch: AbortController | undefined;
+  fetchedTokens = 0;
   remoteTokens = 0;
   /** Tokens, of prompt and output, whose KV is in the pool. */
   numComputedTokens = 0;
@@ -125,6 +128,7 @@ export class RequestRecord {
 
   end(reason: FinishReason, error?: KvError): void {
     this.ending ??= { reason, error };
+    this.fetch?.abort(error);
   }
 
   resolve(result: EngineResult): void {

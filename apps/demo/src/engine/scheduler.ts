@@ -100,7 +100,7 @@ export class Scheduler {
     let room = maxNumSeqs - this.inState("running").length - this.inState("remote").length;
     for (const record of this.inState("waiting")) {
       if (room-- <= 0) return;
-      if (record.ending !== undefined) continue;
+      if (record.ending !== undefined || record.fetch !== undefined) continue;
       try {
         if (!this.#admit(record)) return;
         record.admittedMs = ambient.clock.now();
@@ -179,7 +179,9 @@ export class Scheduler {
       record.remoteTokens = matched.tokens;
       record.state = matched.tokens > 0 ? "remote" : "running";
       // As in vLLM, at admission.
-      this.#countCached("device", numComputedTokens);
+      const fetchedTokens = Math.min(record.fetchedTokens, numComputedTokens);
+      this.#countCached("device", numComputedTokens - fetchedTokens);
+      this.#countCached("p2p", fetchedTokens);
       if (matched.tokens > 0) {
         const source =
           connector?.cacheHitSource?.(record.connectorRequest) ?? "external_unspecified";
@@ -204,8 +206,8 @@ export class Scheduler {
     const { log } = this.#options.ambient;
     const ended: string[] = [];
     for (const record of this.requests) {
-      // A batch still writes into its blocks.
-      if (record.ending === undefined || record.inBatch) continue;
+      // A batch or a fetch still writes into its blocks.
+      if (record.ending === undefined || record.inBatch || record.fetch !== undefined) continue;
       const { requestId } = record.request;
       try {
         await this.#finish(record, record.ending);
@@ -367,8 +369,10 @@ export class Scheduler {
 
   /** For a next turn, which begins with prompt and output. */
   #cacheOutput(record: RequestRecord): void {
-    const tokens = record.sequence.slice(0, record.numComputedTokens);
-    this.#cache(record, blockHashes(tokens, this.#options.blockSize));
+    const { blockSize } = this.#options;
+    const { hashes, sequence, numComputedTokens } = record;
+    const tokens = sequence.slice(hashes.length * blockSize, numComputedTokens);
+    this.#cache(record, [...hashes, ...blockHashes(tokens, blockSize, hashes.at(-1))]);
   }
 
   #countCached(source: CacheHitSource, tokens: number): void {
@@ -387,11 +391,7 @@ export class Scheduler {
       ambient.metrics.count(METRICS.promptTokensBySource, count, { source });
   }
 
-  #cache({ blockIds, uncacheable }: RequestRecord, hashes: readonly string[]): void {
-    if (uncacheable) return;
-    for (const [index, hash] of hashes.entries()) {
-      const id = blockIds[index];
-      if (id !== undefined) this.#options.blocks.cache(id, hash);
-    }
+  #cache({ blockIds, uncacheable, sequence }: RequestRecord, hashes: readonly string[]): void {
+    if (!uncacheable) this.#options.blocks.cachePrefix(blockIds, hashes, sequence);
   }
 }

@@ -9,7 +9,8 @@ import {
   type Transport,
   type WorkerConnector,
 } from "@kv/interface";
-import { BlockPool } from "../engine/cache/block-pool.js";
+import { BlockPool, type CacheChange } from "../engine/cache/block-pool.js";
+import { CacheTier } from "../engine/cache/cache-tier.js";
 import { KvPool } from "../engine/cache/kv-pool.js";
 import { Engine } from "../engine/engine.js";
 import type { EngineModel } from "../engine/engine-model.js";
@@ -31,6 +32,7 @@ export interface EngineRankOptions {
   readonly model: EngineModel;
   readonly ambient: Ambient;
   readonly closers: CloseStack;
+  readonly onCacheChange?: ((change: CacheChange) => void) | undefined;
 }
 
 /** A data-parallel rank: an engine with a cache, a connector and a side channel of its own. */
@@ -93,13 +95,16 @@ export async function startEngineRank(options: EngineRankOptions) {
   await scheduler.setHandshakeMetadata(
     await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
   );
-  const blocks = new BlockPool({ numBlocks, fragmented: config.fragmented });
+  const { onCacheChange: onChange } = options;
+  const blocks = new BlockPool({ numBlocks, fragmented: config.fragmented, onChange });
+  const tier = await openCacheTier(options, { ...ambient, pool, blocks, maxModelLen });
   const engine = new Engine({
     ...ambient,
     model,
     pool,
     blocks,
     connector: { scheduler, workers },
+    tier,
     hooks: journal.hooks(pool, config.digests),
     maxNumSeqs: platform.maxNumSeqs,
     maxModelLen,
@@ -115,11 +120,37 @@ export async function startEngineRank(options: EngineRankOptions) {
     engine,
     maxModelLen,
     blocks,
+    tier,
     platform,
     workers,
     journal,
     sideChannel: address,
   };
+}
+
+async function openCacheTier(
+  { config, dpRank, servedName: model, transport, closers }: EngineRankOptions,
+  {
+    maxModelLen,
+    ...parts
+  }: Ambient & {
+    readonly pool: KvPool;
+    readonly blocks: BlockPool;
+    readonly maxModelLen: number;
+  },
+): Promise<CacheTier | undefined> {
+  const { tierPort, blockSize } = config;
+  if (tierPort === undefined) return undefined;
+  const tier = await CacheTier.open({
+    ...parts,
+    model,
+    transport,
+    host: config.host,
+    port: tierPort === 0 ? 0 : tierPort + dpRank,
+    promptBlocks: Math.ceil(maxModelLen / blockSize),
+  });
+  closers.add(`P2P tier ${dpRank}`, () => tier.close());
+  return tier;
 }
 
 /**

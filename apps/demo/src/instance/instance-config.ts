@@ -92,6 +92,11 @@ const instanceConfigSchema = z.strictObject({
   sideChannelHost: z.string().min(1).optional(),
   /** Of data-parallel rank 0. Default: `VLLM_NIXL_SIDE_CHANNEL_PORT`, else 0: free ones. */
   sideChannelPort: port.optional(),
+  /**
+   * Of data-parallel rank 0, at `host`: a member of vLLM's P2P tier that serves the
+   * prefix cache, and fills it from the `remote_kv_source` of requests. Default: none.
+   */
+  tierPort: port.optional(),
   compat: compatSchema.prefault({}),
   digests: z.boolean().default(false),
   httpLimits: httpLimitsSchema.default({}),

@@ -1,5 +1,7 @@
 import { memoryMetrics } from "@kv/connector";
 import { type Ambient, ambient, type SideChannel, type Transport } from "@kv/interface";
+import type { CacheChange } from "../engine/cache/block-pool.js";
+import type { CacheTier } from "../engine/cache/cache-tier.js";
 import { DIGEST_TOKENS } from "../engine/cache/kv-layout.js";
 import type { ServedInstance } from "../http/generation.js";
 import { InstanceServer } from "../http/server.js";
@@ -14,6 +16,8 @@ import { type InstanceConfig, transferConfigOf } from "./instance-config.js";
 export interface InstanceOptions extends Partial<Omit<Ambient, "metrics">> {
   readonly transport: Transport;
   readonly sideChannel: SideChannel;
+  /** Learns what the prefix caches hold. */
+  readonly onCacheChange?: ((change: CacheChange) => void) | undefined;
 }
 
 export type Instance = Awaited<ReturnType<typeof startInstance>>;
@@ -54,6 +58,7 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
         // As vLLM names the engines of data-parallel ranks.
         engineId: config.dp === 1 ? engineId : `${engineId}_dp${dpRank}`,
         ambient: environment,
+        onCacheChange: options.onCacheChange,
       });
     const first = await startRank(0);
     const ranks = [first];
@@ -84,6 +89,7 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
         connector: platform.module.name,
         transport: transport.name,
         platform: platform.platform.deviceType,
+        p2p_tier: first.tier === undefined ? null : tierStatus(first.tier),
         backend,
         tp,
         dp,
@@ -158,6 +164,17 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
     throw error;
   }
 }
+
+/** What `kv-pool serve` needs of it. */
+const tierStatus = ({ localId, namespace }: CacheTier) => {
+  const { blockLengthBytes, fingerprint, hashSeed } = namespace;
+  return {
+    peer_id: localId,
+    block_length_bytes: blockLengthBytes,
+    fingerprint,
+    hash_seed: hashSeed,
+  };
+};
 
 function sumByName(counts: readonly Readonly<Record<string, number>>[]): Record<string, number> {
   const sums: Record<string, number> = {};

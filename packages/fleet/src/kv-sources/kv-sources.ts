@@ -113,15 +113,21 @@ export class KvSources {
     context: RoutingContext,
     holders: readonly KvHolder[],
   ): KvSource | undefined {
-    const holder = holders.find((each) => each.instance !== instance);
-    if (holder === undefined) return undefined;
     const { pools, costs } = this.#options;
     const { charactersPerToken } = costs;
     const ownTokens = pools[instance.role].cachedTokens(instance, context, charactersPerToken) ?? 0;
-    const more = holder.tokens - ownTokens;
+    const others = holders.filter((each) => each.instance !== instance);
+    const holder = this.longest(others, ownTokens);
+    return holder && { ...holder, ownTokens };
+  }
+
+  /** The longest, where an instance that has `ownTokens` gets the rest sooner than it computes it. */
+  longest([holder]: readonly KvHolder[], ownTokens: number): KvHolder | undefined {
+    const { costs } = this.#options;
+    const more = (holder?.tokens ?? 0) - ownTokens;
     const [fetchMs, computeMs] = [costs.fetchMs(more), costs.msPerToken];
     const isSlow = fetchMs !== undefined && computeMs !== undefined && fetchMs > computeMs * more;
-    return more <= 0 || isSlow ? undefined : { ...holder, ownTokens };
+    return more <= 0 || isSlow ? undefined : holder;
   }
 
   /**

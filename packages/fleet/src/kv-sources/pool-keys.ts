@@ -140,7 +140,10 @@ export class PoolKeys {
     });
     if (status !== 200) throw new Error(`GET /blocks answered ${status}`);
     const content = contentSchema.parse(JSON.parse(body));
-    if (content.epoch !== this.#epoch) this.#keys.clear();
+    const isSame = content.epoch === this.#epoch;
+    // Otherwise it would be asked for the same page again and again.
+    const isFurther = content.next > (isSame ? this.#after : 0);
+    if (!isSame) this.#keys.clear();
     this.#epoch = content.epoch;
     this.#after = content.next;
     for (const change of content.changes) {
@@ -156,7 +159,7 @@ export class PoolKeys {
     if (content.draining) this.#leaveOut("it drains");
     else if (blockSize === null) this.#leaveOut("no engine has announced a block to it");
     else this.#unused = undefined;
-    return content.more;
+    return content.more && isFurther;
   }
 
   #leaveOut(why: string): void {

@@ -4,7 +4,7 @@ export interface DisaggregationInputs {
   readonly promptTokens: number | undefined;
   /** Prefix that the decode instance has cached. */
   readonly decodeCachedTokens: number;
-  /** Prefix that a prefill instance has cached. */
+  /** Prefix that a prefill instance has cached, or can fetch from a KV source. */
   readonly prefillCachedTokens: number;
   /** Prefix that a prefill instance can read from a decode instance. */
   readonly readbackTokens: number;
@@ -26,7 +26,7 @@ export interface DisaggregationInputs {
  * Two legs:
  * - `long-suffix`: many tokens to compute
  * - `readback`: a prefill instance reads the start from a decode instance
- * - `prefill-cached`: a prefill instance has more cached than the decode instance
+ * - `prefill-cached`: a prefill instance has or can fetch more than the decode instance has
  * - `unknown-length`
  * - `decode-busy`: few tokens, but other prompts already delay the decode instance
  *

@@ -212,8 +212,7 @@ export class InstancePool {
    * @throws `KV_PROXY_NO_INSTANCE` for an instance that is not in the pool.
    */
   async drain(id: InstanceId): Promise<void> {
-    const draining = this.#beginDraining(id);
-    await Promise.all([draining.idle(), this.#options.leaving?.(draining)]);
+    await this.#emptied(id);
   }
 
   /**
@@ -222,13 +221,18 @@ export class InstancePool {
    * @throws `KV_PROXY_NO_INSTANCE` for an instance that is not in the pool.
    */
   async remove(id: InstanceId): Promise<void> {
-    const removed = this.#beginDraining(id);
-    await Promise.all([removed.idle(), this.#options.leaving?.(removed)]);
+    const removed = await this.#emptied(id);
     // An instance that was added again meanwhile stays.
     if (!removed.draining) return;
     this.#instances = this.#instances.filter((instance) => instance !== removed);
     if (this.find(id) === removed) this.#byName.delete(instanceName(id));
     this.#instancesChanged();
+  }
+
+  async #emptied(id: InstanceId): Promise<PooledInstance> {
+    const draining = this.#beginDraining(id);
+    await Promise.all([draining.idle(), this.#options.leaving?.(draining)]);
+    return draining;
   }
 
   #instancesChanged(): void {

@@ -89,3 +89,22 @@ test("a line through legs of 20 ms and 0.1 ms for each token is found, and begin
   expect(costs.readingMs(2000, 1500)).toBeCloseTo(50);
   expect(costs.readingMs(2000, 2500)).toBe(0);
 });
+
+test("a source that was slow once is tried again after some legs", () => {
+  const costs = new PrefillCosts();
+  const compute = () => costs.ended(leg(100, 100));
+  const fetch = (durationMs: number) =>
+    costs.ended(leg(100, durationMs, { cachedTokens: 50, fetchTokens: 50 }));
+  const isTried = () => (costs.fetchMs(1) ?? 0) < (costs.msPerToken ?? 0);
+  compute();
+  // Its handshake took half a second.
+  fetch(550);
+  expect(isTried()).toBe(false);
+  let legs = 0;
+  for (; !isTried() && legs < 1000; legs += 1) compute();
+  expect(legs).toBeGreaterThan(20);
+  expect(legs).toBeLessThan(60);
+  fetch(55);
+  compute();
+  expect(costs.fetchMs(50)).toBeLessThan(30);
+});

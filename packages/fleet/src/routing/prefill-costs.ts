@@ -21,6 +21,8 @@ export interface EndedPrefill {
 }
 
 const WEIGHT = 0.1;
+/** A source that seemed slow is tried again after some legs: the first fetch has a handshake. */
+const [FETCH_WEIGHT, FETCH_FADES] = [0.5, 0.95];
 
 /** Costs of prompts at prefill instances: moving averages of ended legs. */
 export class PrefillCosts {
@@ -92,6 +94,7 @@ export class PrefillCosts {
     if (!wasAlone || computed <= 0) return;
     const moved = readTokens ?? fetchTokens;
     if (moved === undefined) {
+      if (this.#fetchMsPerToken !== undefined) this.#fetchMsPerToken *= FETCH_FADES;
       this.#fit.add(computed, durationMs);
       return;
     }
@@ -100,7 +103,7 @@ export class PrefillCosts {
     if (computeMs === undefined || arrived === 0) return;
     const msPerToken = Math.max(0, durationMs - computeMs) / arrived;
     if (readTokens !== undefined) this.#readMsPerToken = average(this.#readMsPerToken, msPerToken);
-    else this.#fetchMsPerToken = average(this.#fetchMsPerToken, msPerToken);
+    else this.#fetchMsPerToken = average(this.#fetchMsPerToken, msPerToken, FETCH_WEIGHT);
   }
 }
 
@@ -136,8 +139,8 @@ export function usageOf(usage: unknown): {
   };
 }
 
-function average(before: number | undefined, value: number): number {
-  return before === undefined ? value : before + WEIGHT * (value - before);
+function average(before: number | undefined, value: number, weight = WEIGHT): number {
+  return before === undefined ? value : before + weight * (value - before);
 }
 
 class LineFit {

@@ -38,6 +38,7 @@ interface ServeOptions extends NamespaceOptions {
   readonly engine: Engine[];
   readonly hashAlgorithm: BlockHashAlgorithm;
   readonly blocksPerChunk: number;
+  readonly writeThrough?: true;
   readonly copies: number;
   readonly adminHost: string;
   readonly adminPort?: number;
@@ -90,6 +91,7 @@ export function addServe(program: Command): void {
       count,
       1,
     )
+    .option("--write-through", "copy all that the engines store, not only what is used again")
     .option("--copies <n>", "prefixes that are copied at a time", count, 2)
     .option("--admin-host <host>", "address of the admin routes", "127.0.0.1")
     .option(
@@ -142,6 +144,7 @@ async function serve(options: ServeOptions): Promise<void> {
     engines: options.engine,
     hashAlgorithm: options.hashAlgorithm,
     blocksPerChunk: options.blocksPerChunk,
+    writeThrough: options.writeThrough,
     maxCopies: options.copies,
     handshakeKeys: keysOf(options),
     log,

@@ -28,9 +28,11 @@ export class ConditionalStrategy implements DisaggregationStrategy {
     this.#readback = readback;
   }
 
-  async run(part: Part): Promise<LegAnswer> {
+  async run(given: Part): Promise<LegAnswer> {
     const { decoders, prefillers, ambient, fleet } = this.#legs;
-    const { prefillCosts } = fleet;
+    const { prefillCosts, kvSources } = fleet;
+    const kvHolders = (await kvSources?.holders(given)) ?? [];
+    const part = { ...given, kvHolders };
     const decode = decoders.choose(part, part.attempts.decode.avoided);
     if (decode === undefined) return this.#twoLegs.run(part);
     const readbackTokens = this.#readback === undefined ? 0 : await this.#readback.readable(part);
@@ -38,12 +40,14 @@ export class ConditionalStrategy implements DisaggregationStrategy {
     const { charactersPerToken, msPerToken } = prefillCosts;
     const promptTokens = prefillCosts.promptTokens(part.request);
     const decodeCachedTokens = decoders.cachedTokens(decode, part, charactersPerToken) ?? 0;
-    const computeMs = (cachedTokens: number) =>
+    const computeMs = (cachedTokens: number, fetchTokens = 0) =>
       msPerToken === undefined || promptTokens === undefined
         ? undefined
-        : msPerToken * Math.max(0, promptTokens - cachedTokens);
+        : msPerToken * Math.max(0, promptTokens - cachedTokens) +
+          (prefillCosts.fetchMs(fetchTokens) ?? 0);
     const decodeComputeMs = computeMs(decodeCachedTokens);
-    const prefillCachedTokens = this.#prefillCachedTokens(part);
+    const ownTokens = this.#prefillCachedTokens(part);
+    const prefillCachedTokens = kvSources?.longest(kvHolders, ownTokens)?.tokens ?? ownTokens;
     const inputs = {
       promptTokens,
       decodeCachedTokens,
@@ -52,7 +56,7 @@ export class ConditionalStrategy implements DisaggregationStrategy {
       prefillComputeMs:
         readbackTokens > prefillCachedTokens && promptTokens !== undefined
           ? prefillCosts.readingMs(promptTokens, readbackTokens)
-          : computeMs(prefillCachedTokens),
+          : computeMs(prefillCachedTokens, prefillCachedTokens - ownTokens),
       prefillWaitMs: prefillCosts.waitMs(prefillers),
       decodeComputeMs,
       decodeInFlight: decode.inFlight,

@@ -70,7 +70,7 @@ export class TwoLegs implements DisaggregationStrategy {
   async #located(part: Part): Promise<Part> {
     const { kvSources } = this.#legs.fleet;
     if (kvSources === undefined) return part;
-    const kvHolders = await kvSources.holders(part);
+    const kvHolders = part.kvHolders ?? (await kvSources.holders(part));
     const { avoided } = part.attempts.prefill;
     const preferredPrefill =
       kvSources.soonerThanChosen(part, kvHolders, avoided) ?? part.preferredPrefill;

@@ -1,8 +1,10 @@
-import { decodeOk, KV_PARAMS_TEXT, prefillOk } from "@kv/testing/http/fake-upstream";
+import { silentLog } from "@kv/interface";
+import { decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
+import { POOL_PROMPT, poolContent } from "@kv/testing/http/pool-content";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import type { ProxyOptions } from "../../src/index.js";
-import { post, runFleet, runPair, sends } from "../support/set-up.js";
+import { post, runFleet, runPair, sends, upstream } from "../support/set-up.js";
 
 async function start(options: ProxyOptions, prefill = prefillOk) {
   const running = await runFleet([prefill], [decodeOk, decodeOk], {
@@ -105,6 +107,47 @@ test("a decode instance with requests in flight computes few prompts a second, a
   expect(await send(ids(18))).toBe(2);
   decoding();
   expect(await held).toBe(2);
+});
+
+test.each([
+  [0, "prefill-busy"],
+  [10, "prefill-cached"],
+])("what P can fetch from a pool counts: of %i blocks", async (blocks, reason) => {
+  const clock = manualClock();
+  const answer = `{"choices":[{"text":"x"}],"usage":{"prompt_tokens":300},"kv_transfer_params":${KV_PARAMS_TEXT}}`;
+  const held: (() => void)[] = [];
+  const pool = await upstream(({ response }) => sendJson(response, poolContent(blocks)));
+  const ended: object[] = [];
+  const info = (event: string, fields: object = {}) =>
+    void (event === "request-done" && ended.push(fields));
+  const { p, ask, proxy } = await runPair(
+    {
+      p: ({ response, json }) => {
+        const send = () =>
+          void response.writeHead(200, { "content-type": "application/json" }).end(answer);
+        if ((json.prompt as readonly number[])[0] === 2000) return void held.push(send);
+        clock.advance(1000);
+        send();
+      },
+    },
+    {
+      disaggregateAbove: 100,
+      clock,
+      kvSources: { pools: [pool.url] },
+      log: { ...silentLog, info },
+    },
+  );
+  await expect.poll(() => proxy.status().kv_pools).toMatchObject([{ blocks, unused: null }]);
+  expect((await ask({ prompt: ids(300, 1000) })).status).toBe(200);
+  // Waiting takes P a second, and computing takes D half a second.
+  const first = ask({ prompt: ids(300, 2000) });
+  await expect.poll(() => prompts(p)).toBe(2);
+  expect((await ask({ prompt: POOL_PROMPT })).status).toBe(200);
+  await expect
+    .poll(() => ended)
+    .toMatchObject([{ disaggregation: "long-suffix" }, { disaggregation: reason }]);
+  for (const send of held) send();
+  await first;
 });
 
 test("a decode instance that fails alone is replaced by another; P alone answers about a prompt", async () => {

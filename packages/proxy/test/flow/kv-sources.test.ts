@@ -1,5 +1,6 @@
-import { decodeOk, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
+import { type Answer, decodeOk, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
 import { POOL_PEER, POOL_PROMPT, poolContent } from "@kv/testing/http/pool-content";
+import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import { post, runProxy, upstream } from "../support/set-up.js";
 
@@ -115,4 +116,114 @@ test("a pool that ends is not named, and requests go on", async () => {
   await pool.close();
   await becomes({ unused: expect.stringContaining("cannot be read") });
   expect(await sourceOf({ prompt: POOL_PROMPT })).toBeUndefined();
+});
+
+const JSON_HEAD = { "content-type": "application/json" };
+
+const DAMAGED: readonly (readonly [string, Answer, RegExp])[] = [
+  ["says nothing", () => {}, /has not answered yet/],
+  [
+    "stops in an answer",
+    ({ response }) => void response.writeHead(200, JSON_HEAD).write("{"),
+    /yet/,
+  ],
+  [
+    "breaks off an answer",
+    ({ response }) => {
+      response.writeHead(200, { ...JSON_HEAD, "content-length": 1000 }).write("{");
+      setTimeout(() => response.destroy(), 20);
+    },
+    /cannot be read/,
+  ],
+  [
+    "sends an answer without an end",
+    ({ response, dropped }) => {
+      response.writeHead(200, JSON_HEAD);
+      const timer = setInterval(() => response.write(" ".repeat(4096)), 1);
+      void dropped.then(() => clearInterval(timer));
+    },
+    /cannot be read/,
+  ],
+  [
+    "names blocks that are none",
+    ({ response }) => sendJson(response, { ...poolContent(3), changes: ["+", "*x"] }),
+    /cannot be read/,
+  ],
+];
+
+test.each(DAMAGED)(
+  "a pool that %s: requests go on, and nothing is left",
+  async (_, answer, why) => {
+    let [isDamaged, dropped] = [true, 0];
+    const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+    const pool = await upstream((seen) => {
+      void seen.dropped.then(() => {
+        dropped += 1;
+      });
+      if (isDamaged) return answer(seen);
+      sendJson(seen.response, poolContent(3));
+    });
+    const clock = manualClock();
+    const { proxy, url } = await runProxy({
+      prefillers: [p.url],
+      decoders: [d.url],
+      kvSources: { pools: [pool.url] },
+      clock,
+    });
+    const unused = () => proxy.status().kv_pools[0]?.unused;
+    await pool.request(0);
+    await expect.poll(unused).toMatch(why);
+    expect((await post(`${url}/v1/completions`, { prompt: POOL_PROMPT })).status).toBe(200);
+    expect(p.seen.at(-1)?.body).not.toContain("remote_kv_source");
+
+    isDamaged = false;
+    const answered = async () => {
+      clock.advance(3000);
+      await new Promise((resolve) => setTimeout(resolve, 20));
+      return unused();
+    };
+    await expect.poll(answered).toBeNull();
+    isDamaged = true;
+    const asked = pool.seen.length;
+    clock.advance(500);
+    await expect.poll(() => pool.seen.length).toBe(asked + 1);
+    await proxy.close({ graceMs: 0 });
+    const ended = pool.seen.filter(({ response }) => response.writableFinished).length;
+    await expect.poll(() => dropped + ended).toBe(pool.seen.length);
+    clock.advance(60_000);
+    expect(clock.pending()).toBe(0);
+  },
+);
+
+test("a pool whose pages never end is asked no more often than others", async () => {
+  const { becomes, sourceOf, pool } = await withPool({ ...poolContent(3), more: true });
+  await becomes({ unused: null, blocks: 3 });
+  const before = pool.seen.length;
+  expect(await sourceOf({ prompt: POOL_PROMPT })).toEqual(NAMED);
+  await new Promise((resolve) => setTimeout(resolve, 600));
+  expect(pool.seen.length - before).toBeLessThan(4);
+});
+
+test("a pool that does not answer holds up a leaving instance for half a minute", async () => {
+  const clock = manualClock();
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const pool = await upstream(({ response, path }) => {
+    if (path !== "/copies") sendJson(response, poolContent(3));
+  });
+  const { proxy } = await runProxy({
+    prefillers: [p.url, "127.0.0.1:1"],
+    decoders: [d.url],
+    kvSources: { pools: [pool.url], tierPort: 7777 },
+    clock,
+  });
+  let hasLeft = false;
+  const left = proxy.instances.prefill.drain({ url: p.url }).then(() => {
+    hasLeft = true;
+  });
+  await expect.poll(() => pool.seen.map(({ path }) => path)).toContain("/copies");
+  clock.advance(29_000);
+  await new Promise((resolve) => setTimeout(resolve, 20));
+  expect(hasLeft).toBe(false);
+  clock.advance(1000);
+  await left;
 });

@@ -54,7 +54,7 @@ describe("block pool", () => {
     const hashes = blockHashes(tokens(48), 16);
     const blocks = pool.allocate(3);
     blocks.forEach((id, i) => {
-      pool.cache(id, hashes[i] ?? "");
+      pool.cachePrefix([id], [hashes[i] ?? ""], []);
     });
     pool.release(blocks);
     expect(pool.held).toBe(0);
@@ -71,7 +71,7 @@ describe("block pool", () => {
   it("shares a prefix: a block is free when its last reference is released", () => {
     const pool = new BlockPool({ numBlocks: 4 });
     const [first = 0] = pool.allocate(1);
-    pool.cache(first, "h");
+    pool.cachePrefix([first], ["h"], []);
     expect(pool.lookup(["h", "unknown"])).toEqual([first]);
     pool.release([first]);
     expect(pool.free).toBe(2);
@@ -83,7 +83,7 @@ describe("block pool", () => {
   it("forgets the content of a block when it is allocated again, not when it is looked up again", () => {
     const pool = new BlockPool({ numBlocks: 2 });
     const [id = 0] = pool.allocate(1);
-    pool.cache(id, "h");
+    pool.cachePrefix([id], ["h"], []);
     pool.release([id]);
     pool.release(pool.lookup(["h"]));
     expect(pool.allocate(1)).toEqual([id]);
@@ -133,7 +133,7 @@ describe("block pool", () => {
                 fresh.forEach((id, i) => {
                   const hash = hashes[hit.length + i] ?? "";
                   content.set(id, hash);
-                  pool.cache(id, hash);
+                  pool.cachePrefix([id], [hash], []);
                 });
                 alive.push(blocks);
               } catch (error) {

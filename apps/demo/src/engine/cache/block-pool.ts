@@ -1,25 +1,35 @@
-import { createHash } from "node:crypto";
 import { KvError } from "@kv/interface";
+import { nameOf, blockHashes as vllmHashes } from "@kv/tier";
 
 export interface BlockPoolOptions {
   /** vLLM's null block, 0, included, which no request gets. */
   readonly numBlocks: number;
   readonly fragmented?: boolean | undefined;
+  readonly onChange?: ((change: CacheChange) => void) | undefined;
 }
 
-/** Identifies the tokens of a full block and all tokens before them. */
+/** What KV events tell: a prefix of which the blocks from `first` are new, or a block that left. */
+export type CacheChange =
+  | {
+      readonly stored: readonly BlockHash[];
+      readonly first: number;
+      readonly tokens: readonly number[];
+    }
+  | { readonly removed: BlockHash };
+
+/** Identifies the tokens of a full block and all tokens before them: vLLM's hash, in base64. */
 export type BlockHash = string;
 
-export function blockHashes(tokens: ArrayLike<number>, blockSize: number): BlockHash[] {
-  const hashes: BlockHash[] = [];
-  let parent = "";
-  const all = Int32Array.from(tokens);
-  for (let end = blockSize; end <= all.length; end += blockSize) {
-    const block = all.subarray(end - blockSize, end);
-    parent = createHash("sha256").update(parent).update(block).digest("base64");
-    hashes.push(parent);
-  }
-  return hashes;
+export const blockHashOf = (hash: Uint8Array): BlockHash => nameOf(hash);
+
+/** `last`: of the block before. */
+export function blockHashes(
+  tokens: ArrayLike<number>,
+  blockSize: number,
+  last?: BlockHash,
+): BlockHash[] {
+  const after = last === undefined ? undefined : Buffer.from(last, "base64");
+  return vllmHashes(tokens, { blockSize, after }).map(blockHashOf);
 }
 
 /**
@@ -30,13 +40,14 @@ export function blockHashes(tokens: ArrayLike<number>, blockSize: number): Block
 export class BlockPool {
   readonly capacity: number;
   readonly #fragmented: boolean;
+  readonly #onChange: (change: CacheChange) => void;
   readonly #references: Uint32Array;
   readonly #hashOf = new Map<number, BlockHash>();
   readonly #blockOf = new Map<BlockHash, number>();
   readonly #empty = new Set<number>();
   readonly #reusable = new Set<number>();
 
-  constructor({ numBlocks, fragmented = false }: BlockPoolOptions) {
+  constructor({ numBlocks, fragmented = false, onChange = () => {} }: BlockPoolOptions) {
     if (!Number.isSafeInteger(numBlocks) || numBlocks < 2) {
       throw new KvError(
         "KV_CONFIG_INVALID",
@@ -45,6 +56,7 @@ export class BlockPool {
     }
     this.capacity = numBlocks - 1;
     this.#fragmented = fragmented;
+    this.#onChange = onChange;
     this.#references = new Uint32Array(numBlocks);
     for (let id = 1; id < numBlocks; id++) this.#empty.add(id);
   }
@@ -104,14 +116,25 @@ export class BlockPool {
   }
 
   /** A hash that is already cached keeps its block. */
-  cache(id: number, hash: BlockHash): void {
-    this.#checkHeld(id, "caching");
-    if (this.#blockOf.has(hash) || this.#hashOf.has(id)) return;
-    this.#hashOf.set(id, hash);
-    this.#blockOf.set(hash, id);
+  cachePrefix(
+    ids: readonly number[],
+    hashes: readonly BlockHash[],
+    tokens: readonly number[],
+  ): void {
+    let first = hashes.length;
+    for (const [at, hash] of hashes.entries()) {
+      const id = ids[at] as number;
+      this.#checkHeld(id, "caching");
+      if (this.#blockOf.has(hash) || this.#hashOf.has(id)) continue;
+      this.#hashOf.set(id, hash);
+      this.#blockOf.set(hash, id);
+      first = Math.min(first, at);
+    }
+    if (first < hashes.length) this.#onChange({ stored: hashes, first, tokens });
   }
 
   forgetContent(): void {
+    for (const removed of this.#blockOf.keys()) this.#onChange({ removed });
     for (const id of this.#reusable) this.#empty.add(id);
     this.#reusable.clear();
     this.#hashOf.clear();
@@ -134,7 +157,9 @@ export class BlockPool {
     const hash = this.#hashOf.get(id);
     if (hash === undefined) return;
     this.#hashOf.delete(id);
-    if (this.#blockOf.get(hash) === id) this.#blockOf.delete(hash);
+    if (this.#blockOf.get(hash) !== id) return;
+    this.#blockOf.delete(hash);
+    this.#onChange({ removed: hash });
   }
 
   #checkHeld(id: number, action: string): void {

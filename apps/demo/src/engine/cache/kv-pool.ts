@@ -101,6 +101,11 @@ export class KvPool {
     return kv;
   }
 
+  /** Of all layers and heads of a block. */
+  get blockBytes(): number {
+    return kvBytes(this.#geometry, this.config.blockSize);
+  }
+
   /** A head that several ranks hold is read from the first. */
   read(span: TokenSpan): Promise<ArrayBuffer> {
     return this.#readFrom(this.#replicas()[0] ?? [], span);
