@@ -1,7 +1,6 @@
-import { cp, mkdir, writeFile } from "node:fs/promises";
+import { cp, mkdir, readdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { linesNotPrinted, type PageCommand, pageCommands } from "../docs/page-commands.js";
-import { examplesOn } from "../docs/page-parts.js";
 import { packForInstall } from "../pack/install.js";
 import { root } from "../repository/source-files.js";
 import { type Page, readPages } from "../site/pages.js";
@@ -39,7 +38,7 @@ export async function pageProblems(
       );
       const install = await packForInstall(line.split(" "), join(work, `tarballs-${at}`), () => {});
       await run("bash", ["-c", install], { cwd: folder });
-      for (const file of examplesOn(page.text)) await cp(join(root, file), join(folder, file));
+      await copyExamples(folder);
       for (const command of commands)
         problems.push(...(await commandProblems(command, folder, nixl)));
     } catch (error) {
@@ -47,6 +46,14 @@ export async function pageProblems(
     }
   }
   return problems;
+}
+
+/** What the pages tell their readers to copy. */
+async function copyExamples(folder: string): Promise<void> {
+  await mkdir(join(folder, "examples"));
+  const files = await readdir(join(root, "examples"));
+  for (const file of files.filter((name) => name.endsWith(".mjs")))
+    await cp(join(root, "examples", file), join(folder, "examples", file));
 }
 
 async function commandProblems(
