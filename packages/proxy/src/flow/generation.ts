@@ -5,7 +5,7 @@ import { KvError } from "@kv/interface";
 import type { ClientRequest, Part } from "../legs/client-request.js";
 import type { Legs } from "../legs/legs.js";
 import { Attempts } from "../legs/tries.js";
-import type { Readback } from "../readback/readback.js";
+import type { ObjectStore } from "../readback/object-store.js";
 import { type RequestPart, splitRequest } from "../request/leg-bodies.js";
 import { AnswerFilter } from "../response/answer-filter.js";
 import type { AnsweredPart } from "../response/answered-parts.js";
@@ -21,16 +21,32 @@ import { type DisaggregationStrategy, PrefillEngines, TwoLegs } from "./two-legs
 export class Generation {
   readonly #legs: Legs;
   readonly #strategy: DisaggregationStrategy;
+  readonly #readback: ReadbackStrategy | undefined;
   readonly #named: NamedPrefillers | undefined;
 
-  /** `named`: reads a sidecar's prefill instances from request headers. */
-  constructor(
-    legs: Legs,
-    { readback, named }: { readback?: Readback | undefined; named?: NamedPrefillers | undefined },
-  ) {
+  /**
+   * `named`: reads a sidecar's prefill instances from request headers. The settings `mode`,
+   * `pushLegs`, `readback` and `disaggregateAbove` name the strategy.
+   */
+  constructor(legs: Legs, objects: ObjectStore | undefined, named: NamedPrefillers | undefined) {
     this.#legs = legs;
-    this.#strategy = strategyOf(legs, readback);
     this.#named = named;
+    const { settings, fleet } = legs;
+    const engines = new PrefillEngines(fleet.pairing);
+    const plain = new TwoLegs(legs, engines);
+    const { readback, disaggregateAbove: above } = settings;
+    if (readback !== undefined && objects !== undefined)
+      this.#readback = new ReadbackStrategy(legs, plain, engines, readback, objects);
+    const twoLegs = this.#readback ?? plain;
+    // The request tells a sidecar whether it has two legs.
+    this.#strategy =
+      above === undefined || named !== undefined
+        ? twoLegs
+        : new ConditionalStrategy(legs, twoLegs, above, this.#readback);
+  }
+
+  async close(): Promise<void> {
+    await this.#readback?.close();
   }
 
   /** The strategy, as status pages show it. */
@@ -49,7 +65,7 @@ export class Generation {
     body: ReceivedBody,
   ): Promise<KvError | undefined> {
     const { fleet, settings, prefillers, decoders } = this.#legs;
-    const { requestId, headers, deadline, record } = client;
+    const { requestId, headers, deadline, record, attempts } = client;
     const named = this.#named?.of(headers, requestId);
     const request = await parseRequestInSteps(endpoint, body.take(), fleet.parses);
     request.kvSource = this.#named?.kvSource(headers, {
@@ -57,8 +73,7 @@ export class Generation {
       prefillers: named,
       socket: client.response.req.socket,
     });
-    client.attempts = this.#legs.newAttempts(request);
-    const { attempts } = client;
+    attempts.avoid(this.#legs.missing.lacking(request.fields.model));
     const part: Part = {
       requestId,
       headers,
@@ -99,7 +114,7 @@ export class Generation {
   ): Promise<KvError | undefined> {
     // Long members are not copied.
     const lengthBytes = parts.reduce((sum, { request }) => sum + request.text.length, 0);
-    client.admission.add(parts.length - 1, lengthBytes);
+    client.grow(parts.length - 1, lengthBytes);
     client.record.parts = parts.length;
     const answered = await new FanOut(part, this.#strategy).run(parts);
     try {
@@ -124,20 +139,6 @@ export class Generation {
     const filter = new AnswerFilter(endpoint, answer);
     return streamResponse(client, answer, this.#legs.settings, filter);
   }
-}
-
-/** The strategy that the settings `mode`, `pushLegs` and `disaggregateAbove` name. */
-function strategyOf(legs: Legs, readback: Readback | undefined): DisaggregationStrategy {
-  const { settings, fleet } = legs;
-  const engines = new PrefillEngines(fleet.pairing);
-  const plain = new TwoLegs(legs, engines, settings);
-  const twoLegs =
-    readback === undefined ? plain : new ReadbackStrategy(legs, plain, readback, engines);
-  const { disaggregateAbove: above } = settings;
-  // The request tells a sidecar whether it has two legs.
-  return above === undefined || settings.sidecar !== undefined
-    ? twoLegs
-    : new ConditionalStrategy(legs, twoLegs, above, readback);
 }
 
 function cannotDisaggregate(why: string): KvError {
@@ -205,12 +206,14 @@ class FanOut {
     const { requestId, headers, prefillers } = this.#client;
     const deadline = this.#client.deadline.fork();
     this.#deadlines.push(deadline);
+    const attempts = new Attempts();
+    attempts.avoid(this.#client.attempts.prefill.avoided);
     const part: Part = {
       requestId: `${requestId}-${index}`,
       request: requestPart.request,
       headers,
       deadline,
-      attempts: new Attempts(this.#client.attempts.prefill.avoided),
+      attempts,
       prefillers,
       record,
       isSplit: true,
@@ -227,7 +230,7 @@ class FanOut {
       this.#endEarly({ error: this.#client.deadline.reasonOr(error) }, deadline);
       throw error;
     } finally {
-      part.attempts.end();
+      attempts.end();
     }
   }
 

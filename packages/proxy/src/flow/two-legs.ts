@@ -43,11 +43,8 @@ export class TwoLegs implements DisaggregationStrategy {
   readonly #mode: ProxySettings["mode"];
   readonly #atOnce: boolean;
 
-  constructor(
-    legs: Legs,
-    engines: PrefillEngines,
-    { mode, pushLegs }: Pick<ProxySettings, "mode" | "pushLegs">,
-  ) {
+  constructor(legs: Legs, engines: PrefillEngines) {
+    const { mode, pushLegs } = legs.settings;
     this.#legs = legs;
     this.#engines = engines;
     this.#mode = mode;

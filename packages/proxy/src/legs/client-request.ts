@@ -17,18 +17,12 @@ export interface Requester {
   readonly record: RequestRecord;
 }
 
-export interface Admission {
+export interface ClientRequest extends Requester, AnswerTarget {
   /**
    * Counts further parts and their bytes.
    * @throws `KV_PROXY_OVERLOADED`, `KV_REQUEST_INVALID` (413).
    */
-  add(parts: number, lengthBytes: number): void;
-}
-
-export interface ClientRequest extends Requester, AnswerTarget {
-  /** The request ends them. */
-  attempts: Attempts;
-  readonly admission: Admission;
+  grow(parts: number, lengthBytes: number): void;
 }
 
 /** One prompt and one copy of a request, with its own id, prefill leg and decode leg. */

@@ -46,7 +46,7 @@ import type {
 } from "./client-request.js";
 import { startLegSpan, withSpan } from "./leg-spans.js";
 import { MissingModels } from "./missing-models.js";
-import { Attempts, type HeldBlocks, type Tries } from "./tries.js";
+import type { HeldBlocks, Tries } from "./tries.js";
 
 export type LegEnd<T> = {
   /** Undefined where no instance was tried. */
@@ -100,14 +100,15 @@ export class Legs {
   /** Client headers that instances of each role get. */
   readonly forwarded: ForwardedHeaders;
   readonly fleet: Fleet;
+  readonly missing: MissingModels;
   readonly #background = new Set<Promise<void>>();
-  #missing: MissingModels | undefined;
 
   constructor(fleet: Fleet, settings: ProxySettings) {
     this.fleet = fleet;
     this.prefillers = fleet.pools.prefill;
     this.decoders = fleet.pools.decode;
     this.ambient = fleet.ambient;
+    this.missing = new MissingModels(fleet.ambient.clock);
     this.settings = settings;
     this.forwarded = forwardedHeaders(settings.forwardHeaders);
   }
@@ -201,11 +202,6 @@ export class Legs {
         this.#answerAt(visit, requester, { path, body, fresh }, readPassedAnswer),
     );
     return legValue(end);
-  }
-
-  /** Avoids instances that lack the part's model. */
-  newAttempts({ fields }: Part["request"]): Attempts {
-    return new Attempts(this.#missing?.lacking(fields.model));
   }
 
   /** `settled` awaits this work, which outlives its request. */
@@ -416,7 +412,7 @@ export class Legs {
         if (fault === undefined) {
           if (error === undefined) {
             tries.answered();
-            if (lacking.length > 0) this.#learnMissing(requester, lacking);
+            if (lacking.length > 0) this.missing.add(requester.request?.fields.model, lacking);
           }
           return end;
         }
@@ -439,11 +435,6 @@ export class Legs {
     } finally {
       deadline.endPhase();
     }
-  }
-
-  #learnMissing({ request }: RoutingContext, lacking: readonly Instance[]): void {
-    this.#missing ??= new MissingModels(this.ambient.clock);
-    this.#missing.add(request?.fields.model, lacking);
   }
 
   /** Ends the visit on a fault or an error. */

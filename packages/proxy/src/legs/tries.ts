@@ -14,7 +14,7 @@ const WAIT_MS = 250;
  */
 export class Tries {
   /** Chosen only when no other is left: tried before, full, or without the model. */
-  readonly avoided: Set<Instance>;
+  readonly avoided = new Set<Instance>();
   readonly tried = new Set<Instance>();
   /** The next try uses a new connection: all kept ones may be dead. */
   fresh = false;
@@ -23,10 +23,6 @@ export class Tries {
   #waited = false;
   /** Refusals count as failures if another instance answers. */
   #refused: { readonly visit: Visit; readonly error: KvError }[] = [];
-
-  constructor(avoided: Iterable<Instance> = []) {
-    this.avoided = new Set(avoided);
-  }
 
   /** Ends a faulty visit now, or once other answers show who is to blame. */
   blame(visit: Visit, fault: Fault, error: KvError): void {
@@ -80,14 +76,16 @@ export class Tries {
 }
 
 export class Attempts {
-  readonly prefill: Tries;
-  readonly decode: Tries;
+  readonly prefill = new Tries();
+  readonly decode = new Tries();
   /** How often the part may move to a prefill instance with other pairs. */
   pairs = 1;
 
-  constructor(avoided: Iterable<Instance> = []) {
-    this.prefill = new Tries(avoided);
-    this.decode = new Tries(avoided);
+  avoid(instances: Iterable<Instance>): void {
+    for (const instance of instances) {
+      this.prefill.avoided.add(instance);
+      this.decode.avoided.add(instance);
+    }
   }
 
   end(): void {

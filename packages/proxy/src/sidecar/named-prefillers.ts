@@ -1,16 +1,20 @@
 import type { IncomingHttpHeaders } from "node:http";
 import type { Socket } from "node:net";
 import {
-  type Discovery,
   type InstancePool,
   type InstanceSpec,
   instanceName,
   type PooledInstance,
   parseInstanceSpec,
 } from "@kv/fleet";
-import { KV_SOURCE_HEADER, PREFILLER_HEADER, remoteKvSource } from "@kv/fleet/front-end";
+import {
+  type Fleet,
+  KV_SOURCE_HEADER,
+  PREFILLER_HEADER,
+  remoteKvSource,
+} from "@kv/fleet/front-end";
 import { shortened } from "@kv/http";
-import { type Clock, KvError, type Log, type Random } from "@kv/interface";
+import { type Ambient, KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { Allowlist } from "./allowlist.js";
 
@@ -28,14 +32,7 @@ interface KvSourceContext {
   readonly socket: Pick<Socket, "localAddress" | "localPort">;
 }
 
-export interface NamedPrefillersOptions {
-  readonly pool: InstancePool;
-  readonly settings: NonNullable<ProxySettings["sidecar"]>;
-  readonly discovery: Discovery | undefined;
-  readonly clock: Clock;
-  readonly random: Random;
-  readonly log: Log;
-}
+type SidecarSettings = NonNullable<ProxySettings["sidecar"]>;
 
 /**
  * Prefill instances that request headers name. Headers decide where this process sends requests, so
@@ -43,7 +40,9 @@ export interface NamedPrefillersOptions {
  * after its last naming.
  */
 export class NamedPrefillers {
-  readonly #options: NamedPrefillersOptions;
+  readonly #pool: InstancePool;
+  readonly #settings: SidecarSettings;
+  readonly #ambient: Ambient;
   readonly #allowlist: Allowlist;
   #found: ReadonlyMap<string, InstanceSpec> = new Map();
   #foundHosts: ReadonlySet<string> = new Set();
@@ -54,9 +53,10 @@ export class NamedPrefillers {
   readonly #namedAtMs = new Map<PooledInstance, number>();
 
   /** @throws `KV_CONFIG_INVALID` for an entry of the allowlist that cannot be read. */
-  constructor(options: NamedPrefillersOptions) {
-    const { settings, discovery, log } = options;
-    this.#options = options;
+  constructor({ pools, discovery, ambient }: Fleet, settings: SidecarSettings) {
+    this.#pool = pools.prefill;
+    this.#settings = settings;
+    this.#ambient = ambient;
     this.#allowlist = new Allowlist(settings.allow);
     this.#watch = discovery?.watch(
       ({ prefillers, decoders }) => {
@@ -64,7 +64,7 @@ export class NamedPrefillers {
         this.#found = new Map(specs.map((spec) => [instanceName(spec), spec]));
         this.#foundHosts = new Set([...prefillers, ...decoders].map(({ url }) => addressOf(url)));
       },
-      (error) => log.warn("discovery-failed", { by: discovery.name, error }),
+      (error) => ambient.log.warn("discovery-failed", { by: discovery.name, error }),
     );
   }
 
@@ -97,7 +97,8 @@ export class NamedPrefillers {
     const value = headers[KV_SOURCE_HEADER];
     const source = typeof value === "string" ? value.trim() : "";
     if (source === "") return undefined;
-    const { settings, log, random } = this.#options;
+    const { log, random } = this.#ambient;
+    const settings = this.#settings;
     const why = this.#whyNoSource(source);
     if (why !== undefined) {
       if (settings.p2pPull || !this.#hasWarned)
@@ -125,25 +126,24 @@ export class NamedPrefillers {
   }
 
   #whyNoSource(source: string): string | undefined {
-    if (!this.#options.settings.p2pPull) return "--enable-p2p-pull is not given";
+    if (!this.#settings.p2pPull) return "--enable-p2p-pull is not given";
     if (!HOST_PORT.test(source) || source.includes("@") || !URL.canParse(`http://${source}`))
       return "it is not host:port";
     const url = `http://${source}`;
     const isAllowed =
-      this.#options.settings.kvPools.includes(source) ||
+      this.#settings.kvPools.includes(source) ||
       this.#foundHosts.has(addressOf(url)) ||
       this.#allowlist.allows(url);
     return isAllowed ? undefined : "it is not allowed here";
   }
 
   #allowed(name: string, requestId: string): InstanceSpec {
-    const { settings, log } = this.#options;
-    const { prefillTls, kv } = settings;
+    const { prefillTls, kv } = this.#settings;
     const spec = parsedSpec(name, prefillTls);
     const found = this.#found.get(instanceName(spec));
     if (found !== undefined) return found;
     if (this.#allowlist.allows(spec.url)) return { ...spec, kv };
-    log.warn("prefiller-refused", { requestId, prefiller: shortened(name) });
+    this.#ambient.log.warn("prefiller-refused", { requestId, prefiller: shortened(name) });
     throw invalidHeader(
       "names an instance that is not allowed here",
       "the sidecar's log names it; --allow-prefill, or a discovery, says which instances are allowed",
@@ -152,7 +152,7 @@ export class NamedPrefillers {
   }
 
   #instance(spec: InstanceSpec): PooledInstance {
-    const { pool, clock } = this.#options;
+    const pool = this.#pool;
     let instance = pool.find(spec);
     // The instance was being forgotten and is wanted again.
     if (instance === undefined || (instance.draining && !this.#namedAtMs.has(instance))) {
@@ -160,13 +160,13 @@ export class NamedPrefillers {
       instance = pool.find(spec) as PooledInstance;
     }
     this.#namedAtMs.delete(instance);
-    this.#namedAtMs.set(instance, clock.now());
+    this.#namedAtMs.set(instance, this.#ambient.clock.now());
     return instance;
   }
 
   #forgetUnused(): void {
-    const { pool, clock } = this.#options;
-    const sinceMs = clock.now() - REMEMBERED_MS;
+    const pool = this.#pool;
+    const sinceMs = this.#ambient.clock.now() - REMEMBERED_MS;
     for (const [instance, atMs] of this.#namedAtMs) {
       if (atMs > sinceMs && this.#namedAtMs.size <= MAX_REMEMBERED) return;
       this.#namedAtMs.delete(instance);
@@ -177,7 +177,7 @@ export class NamedPrefillers {
 }
 
 /** A port outside the ranks' belongs to a server with one rank. */
-function rankOf(port: number, ranks: NonNullable<ProxySettings["sidecar"]>["ranks"]): number {
+function rankOf(port: number, ranks: SidecarSettings["ranks"]): number {
   if (ranks === undefined) return 0;
   const rank = port - ranks.firstPort;
   return rank >= 0 && rank < ranks.count ? rank : 0;

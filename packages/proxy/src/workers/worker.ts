@@ -3,6 +3,7 @@ import type { InstanceChange, JsonLog } from "@kv/fleet/front-end";
 import type { Clock } from "@kv/interface";
 import type { CliOptions } from "../config/cli-options.js";
 import type { PrefillDecodeProxy, ProxyStatus, SharedByWorkers } from "../proxy.js";
+import { objectsByCalls } from "../readback/object-store.js";
 import { Calls } from "./calls.js";
 import { type Changed, replay } from "./instance-changes-log.js";
 import { workerSettings } from "./limits-share.js";
@@ -55,7 +56,7 @@ export function serveAsWorker({ create, clock }: WorkerOptions): void {
       const created = await create(options, {
         status: () => calls.call<ProxyStatus>("status"),
         changeInstance: (change, body) => calls.call<object>("changeInstance", { change, body }),
-        objects: (call) => calls.call("objects", call),
+        objects: objectsByCalls((call) => calls.call("objects", call)),
       });
       const { proxy } = created;
       replay(changes, proxy.instances);
