@@ -217,10 +217,7 @@ export class PrefillDecodeProxy implements Proxy {
   async listen({
     host = "127.0.0.1",
     port = 8000,
-  }: {
-    host?: string | undefined;
-    port?: number | undefined;
-  } = {}): Promise<ProxyAddress> {
+  }: Parameters<Proxy["listen"]>[0] = {}): Promise<ProxyAddress> {
     const { http: server } = this.#server;
     await this.#fleet.firstReadings();
     const listening = await server.listen(host, port);
@@ -292,9 +289,7 @@ export class PrefillDecodeProxy implements Proxy {
 
   async close({
     graceMs = this.#settings.timeouts.graceMs,
-  }: {
-    graceMs?: number | undefined;
-  } = {}): Promise<void> {
+  }: Parameters<Proxy["close"]>[0] = {}): Promise<void> {
     this.#fleet.isDraining = true;
     const timer = this.#fleet.ambient.clock.setTimer(() => this.#abortRequests(), graceMs);
     this.#closing ??= this.#closeAll();

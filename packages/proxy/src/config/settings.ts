@@ -30,15 +30,17 @@ const policySchema = z.strictObject({
 
 const hostName = z.string().regex(/^[A-Za-z0-9._-]+$/);
 
+const token = z.string().min(16).optional();
+const port = z.number().int().min(1).max(65_535);
+const size = z.number().int().min(1).max(65_536).optional();
+
 const adminSchema = z.strictObject({
   host: setting(z.string().default("127.0.0.1"))`--admin-host <host>: address of the admin routes`,
   port: setting(
     listenerPort,
   )`--admin-port <port>: port of the admin routes and the page; 0 takes a free one
       (default: no admin routes)`,
-  token: setting(
-    z.string().min(16).optional(),
-  )`required as Authorization: Bearer; it must be set where
+  token: setting(token)`required as Authorization: Bearer; it must be set where
       admin.host is not the loopback (--admin-token-file) (default: ${ADMIN_TOKEN})`,
   allowedHosts: setting(
     z.array(hostName).default([]),
@@ -58,16 +60,13 @@ const corsSchema = z.strictObject({
 });
 
 const instanceRoutesSchema = z.strictObject({
-  token: setting(
-    z.string().min(16).optional(),
-  )`required as Authorization: Bearer; without it web pages are
+  token: setting(token)`required as Authorization: Bearer; without it web pages are
       refused (default: with the flag that of the admin routes)`,
 });
 
 /** An entry of `Allowlist`, which checks it. */
 const allowEntry = z.string().min(1).max(256);
 const file = z.string().min(1);
-const tlsSchema = z.union([z.boolean(), z.strictObject({ certFile: file, keyFile: file })]);
 
 export const MAX_RANKS = 1024;
 
@@ -81,7 +80,7 @@ const sidecarSchema = z.strictObject({
     z.boolean().default(false),
   )`reach prefill instances by HTTPS (--enable-tls prefiller)`,
   tls: setting(
-    tlsSchema.default(false),
+    z.union([z.boolean(), z.strictObject({ certFile: file, keyFile: file })]).default(false),
   )`speak TLS on its own port: with a certificate that is made at the
       start, or with the PEM files certFile and keyFile, which are read again when they change (--secure-proxy, --cert-path)`,
   kvConnector: setting(
@@ -95,7 +94,7 @@ const sidecarSchema = z.strictObject({
   )`engines run MultiConnector with an OffloadingConnector that has a P2P tier: the header
       x-kv-cache-source-host-port makes them take cached KV from that instance (--enable-p2p-pull)`,
   p2pConnectorPort: setting(
-    z.number().int().min(1).max(65_535).default(7777),
+    port.default(7777),
   )`--p2p-connector-port <port>: port of the P2P tier of all instances; that of rank r is r above it`,
   kvPools: setting(
     z.array(z.string()).default([]),
@@ -103,7 +102,7 @@ const sidecarSchema = z.strictObject({
   ranks: setting(
     z
       .strictObject({
-        firstPort: z.number().int().min(1).max(65_535),
+        firstPort: port,
         count: z.number().int().min(1).max(MAX_RANKS),
       })
       .optional(),
@@ -111,9 +110,9 @@ const sidecarSchema = z.strictObject({
   kv: setting(
     z
       .strictObject({
-        port: z.number().int().min(1).max(65_535).optional(),
-        tpSize: z.number().int().min(1).max(65_536).optional(),
-        ppSize: z.number().int().min(1).max(65_536).optional(),
+        port: port.optional(),
+        tpSize: size,
+        ppSize: size,
       })
       .optional(),
   )`side-channel port, TP and PP size of all prefill instances (--prefill-side-channel-port, --prefill-tp-size,
@@ -265,14 +264,18 @@ function requireRoomForBody(settings: ProxySettings): void {
   const perClient = bodiesPerClientBytes(settings);
   if (bodyLengthBytes <= Math.min(perClient, all)) return;
   const name = perClient <= all ? "bodiesPerClientLengthBytes" : "bodiesLengthBytes";
-  const message = `limits.bodyLengthBytes is ${bodyLengthBytes}, above limits.${name}, which is ${Math.min(perClient, all)}`;
-  throw new KvError("KV_CONFIG_INVALID", message, { hint: `raise limits.${name} with it` });
+  throw invalid(
+    `limits.bodyLengthBytes is ${bodyLengthBytes}, above limits.${name}, which is ${Math.min(perClient, all)}`,
+    `raise limits.${name} with it`,
+  );
+}
+
+function invalid(message: string, hint: string): KvError {
+  return new KvError("KV_CONFIG_INVALID", message, { hint });
 }
 
 function requireSidecar({ sidecar, decoders, prefillers }: ProxySettings): void {
   if (sidecar === undefined) return;
-  const invalid = (message: string, hint: string) =>
-    new KvError("KV_CONFIG_INVALID", message, { hint });
   if (decoders.length !== 1)
     throw invalid(
       `a sidecar has one decode instance, and decoders names ${decoders.length}`,
@@ -288,10 +291,10 @@ function requireSidecar({ sidecar, decoders, prefillers }: ProxySettings): void 
 /** vLLM's push connector refuses `bidirectional_kv_xfer`. */
 function requirePull({ readback, mode }: ProxySettings): void {
   if (readback === undefined || mode === "pull") return;
-  const message = `readback is set and mode is ${mode}: only engines that pull can read the KV of an ended turn`;
-  throw new KvError("KV_CONFIG_INVALID", message, {
-    hint: "leave readback out, or set mode to pull",
-  });
+  throw invalid(
+    `readback is set and mode is ${mode}: only engines that pull can read the KV of an ended turn`,
+    "leave readback out, or set mode to pull",
+  );
 }
 
 function requireAdminToken({ admin }: ProxySettings): void {
@@ -301,9 +304,8 @@ function requireAdminToken({ admin }: ProxySettings): void {
     /^(127\.|::1$|localhost$)/.test(admin.host)
   )
     return;
-  throw new KvError(
-    "KV_CONFIG_INVALID",
+  throw invalid(
     `admin.host is ${admin.host}, which is not the loopback, but admin.token is not set`,
-    { hint: "set a token of 16 characters or more, or keep the admin routes on 127.0.0.1" },
+    "set a token of 16 characters or more, or keep the admin routes on 127.0.0.1",
   );
 }

@@ -116,18 +116,15 @@ export class Generation {
     const lengthBytes = parts.reduce((sum, { request }) => sum + request.text.length, 0);
     client.grow(parts.length - 1, lengthBytes);
     client.record.parts = parts.length;
-    const answered = await new FanOut(part, this.#strategy).run(parts);
+    const fanOut = new FanOut(part, this.#strategy);
     try {
+      const answered = await fanOut.run(parts);
       const refusal = answered.find(({ answer }) => answer.status !== 200);
       if (refusal !== undefined)
         return await this.#stream(client, part.request.endpoint, refusal.answer);
       return await mergeAnswers(this.#legs, client, answered);
     } finally {
-      for (const { answer, deadline } of answered) {
-        answer.discard();
-        answer.visit.abandoned();
-        deadline.close();
-      }
+      fanOut.end();
     }
   }
 
@@ -153,7 +150,10 @@ interface FirstPrefill {
   instance: Instance | undefined;
 }
 
-type EarlyEnd = { readonly error: unknown } | { readonly refusal: AnsweredPart };
+interface EarlyEnd {
+  readonly error?: unknown;
+  readonly refusal?: AnsweredPart;
+}
 
 /**
  * Runs all parts and waits until each answer begins, so that one part's error can still answer the
@@ -164,37 +164,39 @@ class FanOut {
   readonly #client: Part;
   readonly #strategy: DisaggregationStrategy;
   readonly #deadlines: Deadline[] = [];
+  readonly #answered: AnsweredPart[] = [];
   /** The key is the index of the prompt. */
   readonly #firstPrefills = new Map<number, FirstPrefill>();
-  #earlyEnd: EarlyEnd | undefined;
+  /** The first failure, or the first answer other than 200. */
+  #early: EarlyEnd | undefined;
 
   constructor(client: Part, strategy: DisaggregationStrategy) {
     this.#client = client;
     this.#strategy = strategy;
   }
 
-  /** @throws The error of the first part that fails. */
+  /**
+   * Returns all answers, or one that is not 200.
+   * @throws The error of the first part that fails.
+   */
   async run(parts: readonly RequestPart[]): Promise<readonly AnsweredPart[]> {
     const { record } = this.#client;
     const records = parts.map((_, index) => (index === 0 ? record : new RequestRecord()));
-    const results = await Promise.allSettled(
+    const answered = await Promise.all(
       parts.map((part, index) => this.#runPart(part, index, records[index] ?? record)),
     );
     record.prefillWorkMs = records.reduce((sum, { prefillWorkMs }) => sum + prefillWorkMs, 0);
-    const answered = results.flatMap((result) =>
-      result.status === "fulfilled" ? [result.value] : [],
-    );
-    const end = this.#earlyEnd;
-    if (end === undefined) return answered;
-    const refusal = "refusal" in end ? end.refusal : undefined;
-    for (const part of answered) {
-      if (part === refusal) continue;
-      part.answer.discard();
-      part.answer.visit.abandoned();
+    if (this.#early === undefined) return answered.filter((part) => part !== undefined);
+    if (this.#early.refusal === undefined) throw this.#early.error;
+    return [this.#early.refusal];
+  }
+
+  end(): void {
+    for (const { answer } of this.#answered) {
+      answer.discard();
+      answer.visit.abandoned();
     }
-    for (const deadline of this.#deadlines) if (deadline !== refusal?.deadline) deadline.close();
-    if ("refusal" in end) return [end.refusal];
-    throw end.error;
+    for (const deadline of this.#deadlines) deadline.close();
   }
 
   /** `record`: the request's, given to the first part only; the log shows its legs. */
@@ -202,7 +204,7 @@ class FanOut {
     requestPart: RequestPart,
     index: number,
     record: RequestRecord,
-  ): Promise<AnsweredPart> {
+  ): Promise<AnsweredPart | undefined> {
     const { requestId, headers, prefillers } = this.#client;
     const deadline = this.#client.deadline.fork();
     this.#deadlines.push(deadline);
@@ -224,11 +226,12 @@ class FanOut {
           ? await this.#runFirstCopy(part, requestPart.prompt)
           : await this.#runFurtherCopy(part, requestPart.prompt);
       const answered = { ...requestPart, requestId: part.requestId, deadline, answer };
-      if (answer.status !== 200) this.#endEarly({ refusal: answered }, deadline);
+      this.#answered.push(answered);
+      if (answer.status !== 200) this.#endEarly(deadline, { refusal: answered });
       return answered;
     } catch (error) {
-      this.#endEarly({ error: this.#client.deadline.reasonOr(error) }, deadline);
-      throw error;
+      this.#endEarly(deadline, { error: this.#client.deadline.reasonOr(error) });
+      return undefined;
     } finally {
       attempts.end();
     }
@@ -258,9 +261,9 @@ class FanOut {
   }
 
   /** Aborts all other parts than that of `deadline`. Only the first call counts. */
-  #endEarly(end: EarlyEnd, deadline: Deadline): void {
-    if (this.#earlyEnd !== undefined) return;
-    this.#earlyEnd = end;
+  #endEarly(deadline: Deadline, early: EarlyEnd): void {
+    if (this.#early !== undefined) return;
+    this.#early = early;
     const reason = new KvError("KV_REQUEST_ABORTED", "another part of the request failed");
     for (const other of this.#deadlines) if (other !== deadline) other.abort(reason);
   }

@@ -127,8 +127,8 @@ export class TwoLegs implements DisaggregationStrategy {
       ended = this.#legs.fleet.signals.kvReady(instance, blockIds, atMs);
       await this.#legs.fleet.pairing?.certain(instance);
       const leaseEndsAtMs = atMs + this.#legs.settings.timeouts.leaseMs;
-      const options = { prefill: instance, leaseEndsAtMs, held };
-      const decoded = await this.#legs.decode(part, kvTransferParams, options);
+      const kv = { params: kvTransferParams, prefill: instance, leaseEndsAtMs, held };
+      const decoded = await this.#legs.decode(part, kv);
       return { prefill: instance, decoded };
     } finally {
       if (!held.isTaken) releaseUntaken(this.#legs, part, outcome, held);
@@ -289,12 +289,15 @@ class ConcurrentLegs {
         }
         return end;
       }, failed);
-    const params = registrationParams(coordinates, part.requestId);
     this.#decoding = legs
-      .decode({ ...part, deadline: this.#decodeDeadline }, params, {
-        prefill: visit.instance,
-        held: this.#held,
-      })
+      .decode(
+        { ...part, deadline: this.#decodeDeadline },
+        {
+          params: registrationParams(coordinates, part.requestId),
+          prefill: visit.instance,
+          held: this.#held,
+        },
+      )
       .catch(failed);
   }
 
@@ -425,18 +428,14 @@ export interface EngineCoordinates {
   readonly isKv: boolean;
 }
 
-interface Learned {
-  readonly mode: "pull" | "push";
-  readonly coordinates: EngineCoordinates | undefined;
-}
-
 /** vLLM's default of VLLM_NIXL_SIDE_CHANNEL_PORT. */
 const DEFAULT_PORT = 5600;
 
 /** Engines of prefill instances. Their last `kv_transfer_params` override the configuration. */
 export class PrefillEngines {
   readonly #pairing: Pairing | undefined;
-  readonly #learned = new WeakMap<Instance, Learned>();
+  readonly #modes = new WeakMap<Instance, "pull" | "push">();
+  readonly #coordinates = new WeakMap<Instance, EngineCoordinates>();
 
   /** `pairing` learns which engines answer. */
   constructor(pairing?: Pairing) {
@@ -445,7 +444,7 @@ export class PrefillEngines {
 
   /** Undefined until the engine's id is known. */
   coordinatesOf(instance: Instance): EngineCoordinates | undefined {
-    const learned = this.#learned.get(instance)?.coordinates;
+    const learned = this.#coordinates.get(instance);
     if (learned !== undefined) return learned;
     const { kv, url } = instance;
     if (kv?.engineId === undefined) return undefined;
@@ -465,15 +464,14 @@ export class PrefillEngines {
    * first answer.
    */
   modeOf(instance: Instance): "pull" | "push" | undefined {
-    return this.#learned.get(instance)?.mode;
+    return this.#modes.get(instance);
   }
 
   learn({ instance, fields }: PrefilledKv): EngineCoordinates | undefined {
     const params = fields.kv_transfer_params as Readonly<Record<string, unknown>>;
-    const mode = params.transfer_mode === "push" ? "push" : "pull";
+    this.#modes.set(instance, params.transfer_mode === "push" ? "push" : "pull");
     const found = coordinatesIn(params);
-    const coordinates = found ?? this.#learned.get(instance)?.coordinates;
-    this.#learned.set(instance, { mode, coordinates });
+    if (found !== undefined) this.#coordinates.set(instance, found);
     return found;
   }
 
@@ -481,10 +479,11 @@ export class PrefillEngines {
    * Resolves once a new engine's side channel was read; undefined where nothing is to be awaited.
    */
   confirm(instance: Instance): Promise<void> | undefined {
-    const learned = this.#learned.get(instance);
-    if (this.#pairing === undefined || learned?.coordinates === undefined) return undefined;
-    const { engineId, host, port, tpSize } = learned.coordinates;
-    return this.#pairing.answered(instance, { engineId, host, port, tpSize, mode: learned.mode });
+    const mode = this.#modes.get(instance);
+    const learned = this.#coordinates.get(instance);
+    if (mode === undefined || learned === undefined) return undefined;
+    const { engineId, host, port, tpSize } = learned;
+    return this.#pairing?.answered(instance, { engineId, host, port, tpSize, mode });
   }
 }
 

@@ -59,7 +59,9 @@ export function underUniqueId(part: Part, random: Random): Part {
   };
 }
 
-export interface DecodeLegOptions {
+export interface DecodeLegKv {
+  /** P's KV parameters as JSON text. */
+  readonly params: string;
   /** Whose KV the leg reads. Only decode instances that fit it are chosen. */
   readonly prefill: Instance;
   /** Learns what the leg does with that KV. */

@@ -11,7 +11,6 @@ import {
   type Fleet,
   type ForwardedHeaders,
   forwardedHeaders,
-  type KvSource,
   legHeaders,
   type RequestBody,
   type UpstreamAnswer,
@@ -38,7 +37,7 @@ import {
   tooLong,
 } from "../upstream/upstream-errors.js";
 import type {
-  DecodeLegOptions,
+  DecodeLegKv,
   Part,
   PrefillLegOptions,
   Requester,
@@ -48,14 +47,12 @@ import { startLegSpan, withSpan } from "./leg-spans.js";
 import { MissingModels } from "./missing-models.js";
 import type { HeldBlocks, Tries } from "./tries.js";
 
-export type LegEnd<T> = {
-  /** Undefined where no instance was tried. */
-  readonly instance?: Instance;
+/** Has a value or an error. */
+export interface LegEnd<T> {
   readonly fault?: Fault | undefined;
-} & (
-  | { readonly value: T; readonly error?: undefined }
-  | { readonly value?: undefined; readonly error: KvError }
-);
+  readonly value?: T | undefined;
+  readonly error?: KvError | undefined;
+}
 
 interface LegValue {
   readonly status: number;
@@ -79,7 +76,10 @@ interface TryOptions {
   readonly partner?: Partner | undefined;
   /** Visits this instance and no other. */
   readonly only?: Visit | undefined;
-  /** Other instances are tried only while no engine has seen the request. */
+  /**
+   * Other instances are tried only while no engine has seen the request.
+   * @default for `only`
+   */
   readonly once?: boolean | undefined;
 }
 
@@ -123,43 +123,22 @@ export class Legs {
     { only, readTokens, limitMs = this.settings.timeouts.prefillMs }: PrefillLegOptions = {},
   ): Promise<LegEnd<PrefillOutcome>> {
     if (part.isSplit === true) await this.fleet.partTurn();
-    const { kvSources } = this.fleet;
     const partner = { avoiding: part.attempts.decode.avoided };
     return this.#try(
       part,
-      {
-        role: "prefill",
-        phase: "the prefill leg",
-        limitMs,
-        partner,
-        only,
-        once: only !== undefined,
-      },
-      (visit, { fresh }) => {
-        const source = kvSources?.sourceFor(visit.instance, part, part.kvHolders ?? []);
-        const named = source && kvSources?.kvTransferParam(source);
-        const body = prefillBody(part.request, kvRequest, part.requestId, named);
-        // A leg that reads a turn is not tried again.
-        const own = { body, fresh: fresh || readTokens !== undefined };
-        return this.#prefillAt(visit, part, own, { readTokens, source });
-      },
+      { role: "prefill", phase: "the prefill leg", limitMs, partner, only },
+      (visit, { fresh }) => this.#prefillAt(visit, part, kvRequest, fresh, readTokens),
     );
   }
 
   /**
-   * Sends a part to a decode instance with P's KV parameters (JSON text). Once an engine may have
+   * Sends a part to a decode instance with P's KV parameters. Once an engine may have
    * seen the blocks, it may have told P to free them, so they are not tried again. The caller ends
    * the answer's visit.
    * @throws The deadline's reason.
    */
-  async decode(
-    part: Part,
-    kvTransferParams: string,
-    options: DecodeLegOptions,
-  ): Promise<LegEnd<LegAnswer>> {
-    if (part.isSplit === true) await this.fleet.partTurn();
-    const body = decodeBody(part.request, kvTransferParams, part.requestId);
-    return this.#generate(part, "decode", body, true, options);
+  decode(part: Part, kv: DecodeLegKv): Promise<LegEnd<LegAnswer>> {
+    return this.#generate(part, "decode", true, kv);
   }
 
   /**
@@ -169,7 +148,6 @@ export class Legs {
    * @throws As `legValue`, the deadline's reason.
    */
   async single(part: Part, why: SingleLeg, reason?: string): Promise<LegAnswer> {
-    if (part.isSplit === true) await this.fleet.partTurn();
     const { log, metrics } = this.ambient;
     if (why === "no-kv" || why === "unsplittable") {
       log.warn("decode-computes", { requestId: part.requestId, reason });
@@ -178,7 +156,7 @@ export class Legs {
       metrics.count("kv_proxy_disaggregation_total", 1, { legs: "1", reason: "no-prefiller" });
     const onePart = why === "no-kv" || why === "one-leg-pays";
     const role = why === "asks-about-prompt" ? "prefill" : "decode";
-    return legValue(await this.#generate(part, role, singleInstanceBody(part.request), onePart));
+    return legValue(await this.#generate(part, role, onePart));
   }
 
   /**
@@ -197,7 +175,7 @@ export class Legs {
     record.decodeStartedAtMs = this.ambient.clock.now();
     const end = await this.#try(
       requester,
-      { role: "decode", phase, limitMs, only, once: only !== undefined },
+      { role: "decode", phase, limitMs, only },
       (visit, { fresh }) =>
         this.#answerAt(visit, requester, { path, body, fresh }, readPassedAnswer),
     );
@@ -241,17 +219,19 @@ export class Legs {
   async #prefillAt(
     visit: Visit,
     part: Part,
-    leg: Pick<SentLeg, "body" | "fresh">,
-    {
-      readTokens,
-      source,
-    }: { readonly readTokens: number | undefined; readonly source: KvSource | undefined },
+    kvRequest: string,
+    fresh: boolean,
+    readTokens: number | undefined,
   ): Promise<PrefillOutcome> {
     const { clock } = this.ambient;
+    const { kvSources } = this.fleet;
     const { prefillAnswerLengthBytes: limitBytes } = this.settings.limits;
     const { deadline, record, request } = part;
     const { instance } = visit;
     const { inFlight } = instance;
+    const source = kvSources?.sourceFor(instance, part, part.kvHolders ?? []);
+    const named = source && kvSources?.kvTransferParam(source);
+    const body = prefillBody(request, kvRequest, part.requestId, named);
     const startedAtMs = clock.now();
     let sentAtMs: number | undefined;
     const onSent = () => {
@@ -264,10 +244,15 @@ export class Legs {
     record.expectedCachedTokens = expected;
     record.kvSource = source?.peer;
     record.kvSourceTokens = source?.tokens;
-    const fetchTokens = source === undefined ? undefined : source.tokens - source.ownTokens;
     try {
-      const sent = { ...leg, path: request.endpoint, span, onSent };
-      const answer = await this.send(part, instance, sent);
+      const answer = await this.send(part, instance, {
+        path: request.endpoint,
+        body,
+        span,
+        // A leg that reads a turn is not tried again.
+        fresh: fresh || readTokens !== undefined,
+        onSent,
+      });
       const { bytes, complete } =
         answer.body.readBuffered(limitBytes) ?? (await answer.body.readLimited(limitBytes));
       if (!complete) {
@@ -281,19 +266,17 @@ export class Legs {
       span?.set({ "http.response.status_code": answer.status });
       if (outcome.kind === "kv") {
         const { usage, kv_transfer_params: params } = outcome.fields;
-        const cachedTokens = cachedTokensOf(outcome.fields);
-        const wasAlone = inFlight === 1;
         const ended = {
           request,
           usage,
           durationMs,
-          wasAlone,
-          cachedTokens,
+          wasAlone: inFlight === 1,
+          cachedTokens: cachedTokensOf(outcome.fields),
           readTokens,
-          fetchTokens,
+          fetchTokens: source && source.tokens - source.ownTokens,
         };
         record.cachedTokens = this.fleet.signals.prefillEnded(ended, expected);
-        this.fleet.kvSources?.askedFor(request);
+        kvSources?.askedFor(request);
         span?.set({ "kv.cached_tokens": record.cachedTokens });
         if ((params as KvTransferParams)["first_token_ids"] != null)
           span?.set({ "kv.first_token": "prefill" });
@@ -311,14 +294,16 @@ export class Legs {
     }
   }
 
-  #generate(
+  async #generate(
     part: Part,
     role: Role,
-    body: RequestBody,
     onePart: boolean,
-    kv?: DecodeLegOptions,
+    kv?: DecodeLegKv,
   ): Promise<LegEnd<LegAnswer>> {
+    if (part.isSplit === true) await this.fleet.partTurn();
     const { request, requestId, record } = part;
+    const body =
+      kv === undefined ? singleInstanceBody(request) : decodeBody(request, kv.params, requestId);
     const traits = { onePart, kvFromPrefill: kv !== undefined };
     const { leaseEndsAtMs = Number.POSITIVE_INFINITY, held } = kv ?? {};
     record[`${role}StartedAtMs`] = this.ambient.clock.now();
@@ -391,7 +376,7 @@ export class Legs {
    */
   async #try<T extends LegValue>(
     requester: Requester & RoutingContext,
-    { role, phase, limitMs, partner, only, once = false }: TryOptions,
+    { role, phase, limitMs, partner, only, once = only !== undefined }: TryOptions,
     leg: (visit: Visit, tries: Tries) => Promise<T>,
   ): Promise<LegEnd<T>> {
     const { deadline, requestId } = requester;
@@ -408,7 +393,8 @@ export class Legs {
         if (visit === undefined) return end ?? { error: noInstance(pool, partner, requester) };
         end?.value?.discard?.();
         end = await this.#tryAt(visit, requester, tries, leg);
-        const { fault, instance = visit.instance, error } = end;
+        const { instance } = visit;
+        const { fault, error } = end;
         if (fault === undefined) {
           if (error === undefined) {
             tries.answered();
@@ -454,7 +440,7 @@ export class Legs {
       if (fault !== undefined)
         tries.blame(value.visit ?? visit, fault, badStatus(instance, value.status));
       else if (value.visit === undefined) visit.succeeded();
-      return { instance, fault, value };
+      return { fault, value };
     } catch (thrown) {
       if (deadline.aborted) {
         visit.abandoned();
@@ -464,7 +450,7 @@ export class Legs {
       const fault = faultOf(error);
       if (fault === undefined) visit.abandoned();
       else tries.blame(visit, fault, error);
-      return { instance, fault, error };
+      return { fault, error };
     }
   }
 }

@@ -1,5 +1,7 @@
 import type { Deadline } from "@kv/fleet/front-end";
+import { KvError } from "@kv/interface";
 import type { RequestPart } from "../request/leg-bodies.js";
+import { isObject } from "./answer-filter.js";
 import type { LegAnswer } from "./leg-answer.js";
 
 export interface AnsweredPart extends RequestPart {
@@ -8,18 +10,7 @@ export interface AnsweredPart extends RequestPart {
   readonly answer: LegAnswer;
 }
 
-/**
- * Names the part whose answer failed. The error's URL does not: ranks of a data-parallel server
- * share one.
- */
-export class PartFailure {
-  constructor(
-    readonly part: AnsweredPart,
-    readonly error: unknown,
-  ) {}
-}
-
-/** Throws the first error as a `PartFailure`. */
+/** Throws the first error; only the instance of its part counts a failure. */
 export function readAllParts<T>(
   parts: readonly AnsweredPart[],
   read: (part: AnsweredPart, index: number) => Promise<T>,
@@ -28,8 +19,11 @@ export function readAllParts<T>(
     parts.map(async (part, index) => {
       try {
         return await read(part, index);
-      } catch (error) {
-        throw new PartFailure(part, error);
+      } catch (thrown) {
+        const error = KvError.from(thrown, "KV_INTERNAL", "an answer could not be read");
+        if (part.deadline.aborted) part.answer.visit.abandoned();
+        else part.answer.visit.failed(error);
+        throw error;
       }
     }),
   );
@@ -51,29 +45,23 @@ export type Usage = Record<string, unknown>;
 export function sumUsage(
   parts: readonly { readonly usage: Usage; readonly copy: number }[],
 ): Usage {
-  const firstCopies = parts.filter(({ copy }) => copy === 0).map(({ usage }) => usage);
-  const all = parts.map(({ usage }) => usage);
-  const sum: Usage = { ...all[0] };
-  for (const key of Object.keys(sum)) {
-    const source = key.startsWith("prompt") ? firstCopies : all;
-    sum[key] = total(source.map((usage) => usage[key]));
-  }
+  const sum = total(parts.map(({ usage }) => usage)) as Usage;
+  for (const key of Object.keys(sum).filter((name) => name.startsWith("prompt")))
+    sum[key] = total(parts.filter(({ copy }) => copy === 0).map(({ usage }) => usage[key]));
   if ("total_tokens" in sum)
     sum.total_tokens = Number(sum.prompt_tokens ?? 0) + Number(sum.completion_tokens ?? 0);
   return sum;
 }
 
 /** Adds numbers, also within objects. Of other values it keeps the first. */
-function total(values: readonly unknown[]): unknown {
-  const [first] = values;
+export function total(values: readonly unknown[]): unknown {
+  const [first = null, ...others] = values.filter((value) => value != null);
   if (typeof first === "number")
-    return values.reduce((sum: number, value) => sum + Number(value ?? 0), 0);
-  if (typeof first !== "object" || first === null)
-    return values.find((value) => value != null) ?? first;
-  const objects = values.filter(
-    (value): value is Usage => typeof value === "object" && value !== null,
-  );
+    return others.reduce((sum: number, value) => sum + Number(value), first);
+  if (!isObject(first)) return first;
+  const objects = [first, ...others.filter(isObject)];
+  const keys = new Set(objects.flatMap(Object.keys));
   return Object.fromEntries(
-    Object.keys(first).map((key) => [key, total(objects.map((value) => value[key]))]),
+    Array.from(keys, (key) => [key, total(objects.map((value) => value[key]))]),
   );
 }

@@ -4,14 +4,12 @@ import {
   type Fleet,
   LEFT_OUT_HEADER,
 } from "@kv/fleet/front-end";
-import { KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { withCachedTokens } from "./answer-filter.js";
 import { type Fields, hideMembers } from "./answer-members.js";
 import {
   type AnsweredPart,
   mergedId,
-  PartFailure,
   readAllParts,
   sumUsage,
   type Usage,
@@ -36,20 +34,11 @@ export async function mergeAnswers(
     for (const { answer } of parts) answer.visit.succeeded();
     return undefined;
   } catch (thrown) {
-    const [failedPart, cause] =
-      thrown instanceof PartFailure ? [thrown.part, thrown.error] : [undefined, thrown];
-    const error = KvError.from(
-      client.deadline.reasonOr(cause),
-      "KV_INTERNAL",
-      "the answers could not be merged",
-    );
-    for (const part of parts) {
-      const { answer } = part;
+    for (const { answer } of parts) {
       answer.discard();
-      if (part === failedPart && !client.deadline.aborted) answer.visit.failed(error);
-      else answer.visit.abandoned();
+      answer.visit.abandoned();
     }
-    throw error;
+    throw client.deadline.reasonOr(thrown);
   }
 }
 

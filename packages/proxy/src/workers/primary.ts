@@ -123,9 +123,7 @@ export class WorkerGroup {
       readSettings(settings);
       const next = { ...this.#options, settings, logLevel };
       const answers = await Promise.all(
-        [...this.#workers.values()]
-          .filter(({ serving }) => serving)
-          .map(({ calls }) => calls.call<Reloaded>("reload", next)),
+        this.#serving().map(({ calls }) => calls.call<Reloaded>("reload", next)),
       );
       this.#options = next;
       return answers[0] ?? { changed: [], needRestart: [] };
@@ -247,21 +245,21 @@ export class WorkerGroup {
   }
 
   async #askEach<T>(name: string): Promise<[RunningWorker, T][]> {
-    const answers = [...this.#workers.values()]
-      .filter(({ serving }) => serving)
-      .map(async (running): Promise<[RunningWorker, T][]> => {
-        const answer = await this.#inTime(running.calls.call<T>(name)).catch(() => undefined);
-        return answer === undefined ? [] : [[running, answer]];
-      });
-    return (await Promise.all(answers)).flat();
+    const answers: [RunningWorker, T][] = [];
+    const asked = this.#serving().map(async (running) => {
+      answers.push([running, await running.calls.call<T>(name)]);
+    });
+    let timer: Timer | undefined;
+    const late = new Promise<void>((resolve) => {
+      timer = this.#clock.setTimer(resolve, ANSWER_MS, { ref: true });
+    });
+    await Promise.race([Promise.allSettled(asked), late]);
+    timer?.cancel();
+    return [...answers];
   }
 
-  async #inTime<T>(answer: Promise<T>): Promise<T | undefined> {
-    let timer: Timer | undefined;
-    const late = new Promise<undefined>((resolve) => {
-      timer = this.#clock.setTimer(() => resolve(undefined), ANSWER_MS, { ref: true });
-    });
-    return await Promise.race([answer, late]).finally(() => timer?.cancel());
+  #serving(): RunningWorker[] {
+    return [...this.#workers.values()].filter(({ serving }) => serving);
   }
 
   async #reports(): Promise<[WorkerReport, ...WorkerReport[]]> {
@@ -315,8 +313,7 @@ export class WorkerGroup {
     const all: Record<string, number> = {};
     for (const { loads } of this.#workers.values())
       for (const [key, count] of Object.entries(loads)) all[key] = (all[key] ?? 0) + count;
-    for (const { calls, serving, loads } of this.#workers.values()) {
-      if (!serving) continue;
+    for (const { calls, loads } of this.#serving()) {
       const others = Object.entries(all).map(([key, count]) => [key, count - (loads[key] ?? 0)]);
       calls.tell("loadsElsewhere", Object.fromEntries(others));
     }
