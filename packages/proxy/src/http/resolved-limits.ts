@@ -1,6 +1,10 @@
 import { readFileSync } from "node:fs";
-import { ABANDONED_PREFILL_MS } from "../config/limit-settings.js";
-import { bodiesPerClientBytes, isOneClient, type ProxySettings } from "../config/settings.js";
+import {
+  ABANDONED_PREFILL_MS,
+  bodiesPerClientBytes,
+  isOneClient,
+  type ProxySettings,
+} from "../config/settings.js";
 
 export type ResolvedLimits = ReturnType<typeof resolveLimits>;
 

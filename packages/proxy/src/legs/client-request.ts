@@ -1,11 +1,11 @@
 import type { IncomingHttpHeaders } from "node:http";
-import type { Instance, PooledInstance, Visit } from "@kv/fleet";
+import type { Instance, PooledInstance } from "@kv/fleet";
 import type { Deadline, GenerationRequest, KvHolder } from "@kv/fleet/front-end";
 import type { Random } from "@kv/interface";
 import { withIdSuffix } from "../request/leg-bodies.js";
 import type { AnswerTarget, LegAnswer } from "../response/leg-answer.js";
 import type { RequestRecord } from "../telemetry/request-record.js";
-import type { Attempts, HeldBlocks } from "./tries.js";
+import type { Attempts } from "./tries.js";
 
 /** What all legs of a request, or of one part, share. */
 export interface Requester {
@@ -57,30 +57,4 @@ export function underUniqueId(part: Part, random: Random): Part {
     requestId: `${part.requestId}${suffix}`,
     request: withIdSuffix(part.request, suffix),
   };
-}
-
-export interface DecodeLegKv {
-  /** P's KV parameters as JSON text. */
-  readonly params: string;
-  /** Whose KV the leg reads. Only decode instances that fit it are chosen. */
-  readonly prefill: Instance;
-  /** Learns what the leg does with that KV. */
-  readonly held: HeldBlocks;
-  /**
-   * Until when P surely holds the blocks, on the proxy's clock. Later tries end with
-   * `KV_LEASE_EXPIRED`.
-   */
-  readonly leaseEndsAtMs?: number | undefined;
-}
-
-/** Why one instance serves a part. */
-export type SingleLeg = "no-kv" | "unsplittable" | "one-leg-pays" | "unnamed" | "asks-about-prompt";
-
-export interface PrefillLegOptions {
-  /** Visits this instance once, and no other. */
-  readonly only?: Visit | undefined;
-  /** Tokens of an ended turn that P reads from D. */
-  readonly readTokens?: number | undefined;
-  /** Default: the time limit of the settings. */
-  readonly limitMs?: number | undefined;
 }

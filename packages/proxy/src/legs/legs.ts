@@ -13,9 +13,16 @@ import {
   forwardedHeaders,
   legHeaders,
   type RequestBody,
+  traceparentOf,
   type UpstreamAnswer,
 } from "@kv/fleet/front-end";
-import { type Ambient, KvError, type KvTransferParams, type Span } from "@kv/interface";
+import {
+  type Ambient,
+  KvError,
+  type KvTransferParams,
+  type Span,
+  type Tracer,
+} from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { decodeBody, prefillBody, singleInstanceBody } from "../request/leg-bodies.js";
 import {
@@ -27,6 +34,7 @@ import {
   readPassedAnswer,
   readPrefillAnswer,
 } from "../response/leg-answer.js";
+import type { Disaggregation } from "../telemetry/request-record.js";
 import {
   badStatus,
   type Fault,
@@ -36,14 +44,7 @@ import {
   noInstance,
   tooLong,
 } from "../upstream/upstream-errors.js";
-import type {
-  DecodeLegKv,
-  Part,
-  PrefillLegOptions,
-  Requester,
-  SingleLeg,
-} from "./client-request.js";
-import { startLegSpan, withSpan } from "./leg-spans.js";
+import type { Part, Requester } from "./client-request.js";
 import { MissingModels } from "./missing-models.js";
 import type { HeldBlocks, Tries } from "./tries.js";
 
@@ -65,6 +66,32 @@ interface LegValue {
 export function legValue<T>({ value, error }: LegEnd<T>): T {
   if (error !== undefined) throw error;
   return value as T;
+}
+
+interface DecodeLegKv {
+  /** P's KV parameters as JSON text. */
+  readonly params: string;
+  /** Whose KV the leg reads. Only decode instances that fit it are chosen. */
+  readonly prefill: Instance;
+  /** Learns what the leg does with that KV. */
+  readonly held: HeldBlocks;
+  /**
+   * Until when P surely holds the blocks, on the proxy's clock. Later tries end with
+   * `KV_LEASE_EXPIRED`.
+   */
+  readonly leaseEndsAtMs?: number | undefined;
+}
+
+/** Why one instance serves a part. */
+type SingleLeg = "no-kv" | "unsplittable" | "one-leg-pays" | "unnamed" | "asks-about-prompt";
+
+interface PrefillLegOptions {
+  /** Visits this instance once, and no other. */
+  readonly only?: Visit | undefined;
+  /** Tokens of an ended turn that P reads from D. */
+  readonly readTokens?: number | undefined;
+  /** Default: the time limit of the settings. */
+  readonly limitMs?: number | undefined;
 }
 
 interface TryOptions {
@@ -468,4 +495,59 @@ function nextVisit(
     if (visit !== undefined) return visit;
   }
   return pool.visit(context, without, partner);
+}
+
+function startLegSpan(
+  tracer: Tracer,
+  { headers, requestId, record }: Requester,
+  { role, url }: Instance,
+): Span | undefined {
+  const span = tracer.start(`kv_proxy.${role}`, {
+    kind: "client",
+    parent: traceparentOf(headers),
+    attributes: { "kv.request_id": requestId, "server.address": url },
+  });
+  const { disaggregation, readback, readbackTokens } = record;
+  if (readback !== undefined)
+    span?.set({ "kv.readback": readback, "kv.readback_tokens": readbackTokens ?? 0 });
+  if (disaggregation !== undefined) span?.set(disaggregationAttributes(disaggregation));
+  return span;
+}
+
+function disaggregationAttributes({
+  inputs,
+  reason,
+}: Disaggregation): Record<string, string | number> {
+  const attributes: Record<string, string | number> = {
+    "kv.disaggregation.reason": reason,
+  };
+  for (const [name, value] of Object.entries(inputs)) {
+    const snake = name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
+    if (value !== undefined) attributes[`kv.disaggregation.${snake}`] = value;
+  }
+  return attributes;
+}
+
+/** The visit's end, at the answer's last byte, also ends the span. */
+function withSpan(visit: Visit, span: Span): Visit {
+  let isOpen = true;
+  const end = (error?: KvError) => {
+    if (isOpen) span.end(error);
+    isOpen = false;
+  };
+  return {
+    instance: visit.instance,
+    succeeded() {
+      visit.succeeded();
+      end();
+    },
+    abandoned() {
+      visit.abandoned();
+      end();
+    },
+    failed(error) {
+      visit.failed(error);
+      end(error);
+    },
+  };
 }

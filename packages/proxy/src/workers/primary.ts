@@ -16,8 +16,7 @@ import { type ProxySettings, readSettings } from "../config/settings.js";
 import { PAGE, type ProxyStatus, type WorkerReport } from "../proxy.js";
 import { answerObjectCall, type ObjectCall } from "../readback/object-store.js";
 import { Calls } from "./calls.js";
-import { InstanceChangesLog } from "./instance-changes-log.js";
-import type { Loads, WorkerStart, WorkerStarted } from "./worker.js";
+import { InstanceChangesLog, type Loads, type WorkerStart, type WorkerStarted } from "./worker.js";
 import { mergedInstances, mergedRequests, mergedRunning, mergedStatus } from "./worker-report.js";
 
 export interface WorkerGroupAddress extends WorkerStarted {

@@ -1,7 +1,7 @@
 import { type InstanceStatus, instanceName } from "@kv/fleet";
 import { signalsOf } from "@kv/fleet/front-end";
 import type { ProxyStatus, WorkerReport } from "../proxy.js";
-import { total } from "../response/answered-parts.js";
+import { total } from "../response/merge-answers.js";
 import {
   MOST_ENDED,
   type RequestCountsStatus,
