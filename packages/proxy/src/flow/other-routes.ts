@@ -1,7 +1,7 @@
 import type { PooledInstance } from "@kv/fleet";
 import { checkDecodeBody } from "@kv/fleet/front-end";
-import { type ReceivedBody, shortened } from "@kv/http";
-import { KvError } from "@kv/interface";
+import { type ReceivedBody, refusedRequest, shortened } from "@kv/http";
+import type { KvError } from "@kv/interface";
 import type { ClientRequest } from "../legs/client-request.js";
 import type { Legs } from "../legs/legs.js";
 import { Attempts } from "../legs/tries.js";
@@ -112,8 +112,6 @@ async function modelsAt(
 function modelOf(models: readonly Model[], id: string): Model {
   const found = models.find((model) => model.id === id);
   if (found !== undefined) return found;
-  throw new KvError("KV_REQUEST_INVALID", `there is no model ${shortened(id)}`, {
-    hint: "GET /v1/models lists the models",
-    details: { httpStatus: 404, param: "model" },
-  });
+  const message = `there is no model ${shortened(id)}`;
+  throw refusedRequest(404, message, "GET /v1/models lists the models", { param: "model" });
 }

@@ -14,11 +14,12 @@ import {
   errorForClient,
   HttpServer,
   type ReceivedBody,
+  refusedRequest,
   sendJson,
   shortened,
   type Turn,
 } from "@kv/http";
-import { KvError } from "@kv/interface";
+import type { KvError } from "@kv/interface";
 import { packageVersion } from "@kv/program";
 import type { Generation } from "../flow/generation.js";
 import { MODELS_PATH, models, pass } from "../flow/other-routes.js";
@@ -169,12 +170,12 @@ export class ClientServer {
     const { request, response } = turn;
     // vLLM's demo proxy takes its key in this header.
     requireToken(request.headers.authorization, token, request.headers["x-api-key"]);
-    if (token === undefined && request.headers.origin !== undefined) {
-      throw new KvError("KV_REQUEST_INVALID", "instances are not changed by web pages", {
-        hint: "send the request without a browser, or set a token (instanceRoutes.token)",
-        details: { httpStatus: 403 },
-      });
-    }
+    if (token === undefined && request.headers.origin !== undefined)
+      throw refusedRequest(
+        403,
+        "instances are not changed by web pages",
+        "send the request without a browser, or set a token (instanceRoutes.token)",
+      );
     await this.http.withJson(turn, async (body) =>
       sendJson(response, 200, await this.#options.changeInstance(change, body)),
     );
@@ -198,31 +199,24 @@ export class ClientServer {
 
 function notFound(method: string | undefined, path: string): KvError {
   if (INSTANCE_CHANGES.some((change) => path === `/instances/${change}`))
-    return new KvError("KV_REQUEST_INVALID", `${path} is not served on the clients' port`, {
-      hint: "start with --instance-routes (instanceRoutes), or use the admin port (--admin-port)",
-      details: { httpStatus: 404 },
-    });
+    return refusedRequest(
+      404,
+      `${path} is not served on the clients' port`,
+      "start with --instance-routes (instanceRoutes), or use the admin port (--admin-port)",
+    );
   const why = whyRefused(method ?? "", path);
   if (why !== undefined)
-    return new KvError(
-      "KV_REQUEST_INVALID",
-      `${method} ${shortened(path)} is not served here: ${why}`,
-      {
-        details: { httpStatus: 404 },
-      },
-    );
-  return new KvError("KV_REQUEST_INVALID", `there is no route ${method} ${shortened(path)}`, {
-    hint: "the routes are POST /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages, GET /v1/models, /v1/models/ID, /health, /status; GET /docs lists all",
-    details: { httpStatus: 404 },
-  });
+    return refusedRequest(404, `${method} ${shortened(path)} is not served here: ${why}`);
+  return refusedRequest(
+    404,
+    `there is no route ${method} ${shortened(path)}`,
+    "the routes are POST /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages, GET /v1/models, /v1/models/ID, /health, /status; GET /docs lists all",
+  );
 }
 
 function wrongMethod(method: string | undefined, path: string, allow: string): KvError {
   const message = `${shortened(path)} is served to ${allow}, not to ${method}`;
-  return new KvError("KV_REQUEST_INVALID", message, {
-    hint: `send ${allow}`,
-    details: { httpStatus: 405, allow },
-  });
+  return refusedRequest(405, message, `send ${allow}`, { allow });
 }
 
 function decoded(text: string): string {

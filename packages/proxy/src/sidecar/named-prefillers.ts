@@ -79,7 +79,12 @@ export class NamedPrefillers {
     const text = typeof value === "string" ? value.trim() : "";
     if (text === "") return [];
     const names = text.split(",", MAX_NAMED + 1).map((name) => name.trim());
-    if (names.length > MAX_NAMED) throw tooManyNamed();
+    if (names.length > MAX_NAMED)
+      throw invalidHeader(
+        `names more than ${MAX_NAMED} instances`,
+        "name those to try, the best one first",
+        { limit: `instances in ${PREFILLER_HEADER}` },
+      );
     const specs = names.map((name) => this.#allowed(name, requestId));
     const instances = new Set(specs.map((spec) => this.#instance(spec)));
     this.#forgetUnused();
@@ -207,14 +212,6 @@ function invalidName(name: string, cause?: unknown): KvError {
     "give host:port, several separated by commas; an IPv6 address in brackets",
     {},
     cause,
-  );
-}
-
-function tooManyNamed(): KvError {
-  return invalidHeader(
-    `names more than ${MAX_NAMED} instances`,
-    "name those to try, the best one first",
-    { limit: `instances in ${PREFILLER_HEADER}` },
   );
 }
 
