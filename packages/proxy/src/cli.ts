@@ -54,7 +54,7 @@ async function main(): Promise<void> {
   }
 
   const { given, closeSpans } = await connected(options, log);
-  const ranksOf = ({ settings: ofAll }: Pick<CliOptions, "settings">) =>
+  const ranksOf = ({ settings: ofAll }: CliOptions) =>
     Array.from({ length: dataParallelSize }, (_, rank) =>
       sidecarOfRank({ port, settings: ofAll }, rank, dataParallelSize),
     );

@@ -314,10 +314,6 @@ export class ByteCollector {
     return this.#length;
   }
 
-  begin(mostBytes: number): Buffer {
-    return this.#bytes.subarray(0, Math.min(this.#length, mostBytes));
-  }
-
   /** Returns the bytes and forgets them. */
   take(): Buffer {
     const bytes = this.#bytes.subarray(0, this.#length);

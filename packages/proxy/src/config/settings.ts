@@ -32,8 +32,9 @@ const policySchema = z.strictObject({
 const hostName = z.string().regex(/^[A-Za-z0-9._-]+$/);
 
 const token = z.string().min(16).optional();
-const port = z.number().int().min(1).max(65_535);
-const size = z.number().int().min(1).max(65_536).optional();
+const upTo = (most: number) => z.number().int().min(1).max(most);
+const port = upTo(65_535);
+const size = upTo(65_536).optional();
 
 const adminSchema = z.strictObject({
   host: setting(z.string().default("127.0.0.1"))`--admin-host <host>: address of the admin routes`,
@@ -104,7 +105,7 @@ const sidecarSchema = z.strictObject({
     z
       .strictObject({
         firstPort: port,
-        count: z.number().int().min(1).max(MAX_RANKS),
+        count: upTo(MAX_RANKS),
       })
       .optional(),
   )`ports of the sidecars of all ranks: that of rank 0, and how many (--port, --data-parallel-size)`,
@@ -128,16 +129,12 @@ const forwarded = z
 export const listenSchema = z.strictObject({
   host: setting(z.string().default("127.0.0.1"))`--host <host>: address to listen on`,
   port: setting(listenerPort.default(8_000))`--port <port>: port to listen on; 0 takes a free one`,
-  workers: setting(
-    z.number().int().min(1).max(MAX_WORKERS).default(1),
-  )`--workers <n>: processes that serve
+  workers: setting(upTo(MAX_WORKERS).default(1))`--workers <n>: processes that serve
       the port, one for each core; ${MAX_WORKERS} at most`,
 });
 
 const readbackSchema = z.strictObject({
-  cachePercent: setting(
-    z.number().int().min(1).max(90).default(25),
-  )`--readback-cache-percent <n>: the most
+  cachePercent: setting(upTo(90).default(25))`--readback-cache-percent <n>: the most
       of a decode instance's KV cache that ended turns may hold, in percent`,
   ttlMs: ms(
     450_000,
@@ -346,14 +343,11 @@ export function readSettings(input: unknown): ProxySettings {
  * Gateways are a sidecar's clients, and all count as one unless a header names the clients behind
  * them.
  */
-export function isOneClient({
-  sidecar,
-  limits,
-}: Pick<ProxySettings, "sidecar" | "limits">): boolean {
+export function isOneClient({ sidecar, limits }: ProxySettings): boolean {
   return sidecar !== undefined && limits.clientHeader === undefined;
 }
 
-export function bodiesPerClientBytes(settings: Pick<ProxySettings, "sidecar" | "limits">): number {
+export function bodiesPerClientBytes(settings: ProxySettings): number {
   const { bodiesPerClientLengthBytes: given, bodiesLengthBytes } = settings.limits;
   return given ?? (isOneClient(settings) ? bodiesLengthBytes : BODIES_PER_CLIENT_BYTES);
 }

@@ -17,8 +17,6 @@ export class RequestRecord {
   /** The route as metrics and logs name it. */
   readonly endpoint: string;
   readonly startedAtMs: number;
-  /** Undefined while the request runs. */
-  durationMs: number | undefined;
   /** HTTP status, or `KvError` code of a failure; `running` before the end. */
   outcome = "running";
   prefill: string | undefined;
@@ -57,6 +55,8 @@ export class RequestRecord {
   readback: string | undefined;
   /** Tokens of an ended turn that P did not compute. */
   readbackTokens: number | undefined;
+  /** Undefined while the request runs. */
+  durationMs: number | undefined;
 
   constructor(endpoint = "", startedAtMs = 0) {
     this.endpoint = endpoint;
@@ -72,30 +72,21 @@ export class RequestRecord {
   }
 
   logFields(): Readonly<Record<string, unknown>> {
-    const { requestId, endpoint, disaggregation } = this;
-    const fields = Object.fromEntries(LOGGED.map((name) => [name, this[name]]));
+    const {
+      requestId,
+      endpoint,
+      disaggregation,
+      startedAtMs,
+      prefillStartedAtMs,
+      prefillWorkMs,
+      decodeStartedAtMs,
+      streamed,
+      outcome,
+      ...fields
+    } = this;
     return { requestId, endpoint, disaggregation: disaggregation?.reason, ...fields };
   }
 }
-
-const LOGGED = [
-  "prefill",
-  "decode",
-  "prefillMs",
-  "firstByteMs",
-  "expectedCachedTokens",
-  "cachedTokens",
-  "kvSource",
-  "kvSourceTokens",
-  "answerLengthBytes",
-  "status",
-  "parts",
-  "restarts",
-  "released",
-  "readback",
-  "readbackTokens",
-  "durationMs",
-] as const;
 
 /** Counts of requests since the start, for `/status`. */
 export interface RequestCountsStatus {

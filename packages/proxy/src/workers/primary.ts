@@ -12,7 +12,7 @@ import {
 import { listen } from "@kv/http";
 import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
 import type { CliOptions } from "../config/cli-options.js";
-import { type ProxySettings, readSettings } from "../config/settings.js";
+import { readSettings } from "../config/settings.js";
 import { PAGE, type ProxyStatus, type WorkerReport } from "../proxy.js";
 import { answerObjectCall, type ObjectCall } from "../readback/object-store.js";
 import { Calls } from "./calls.js";
@@ -46,7 +46,6 @@ const MAX_RESTART_MS = 30_000;
  */
 export class WorkerGroup {
   #options: CliOptions;
-  readonly #settings: ProxySettings;
   readonly #log: Log;
   readonly #clock: Clock;
   readonly #workers = new Map<number, RunningWorker>();
@@ -65,11 +64,10 @@ export class WorkerGroup {
 
   constructor(options: CliOptions, { log, clock }: { readonly log: Log; readonly clock: Clock }) {
     this.#options = options;
-    this.#settings = readSettings(options.settings);
     this.#log = log;
     this.#clock = clock;
     this.#port = options.port;
-    const { admin, readback } = this.#settings;
+    const { admin, readback } = readSettings(options.settings);
     this.#objects = readback && new KeptObjects({ clock, ttlMs: readback.ttlMs });
     if (admin === undefined) return;
     this.#admin = new AdminServer({
@@ -147,8 +145,15 @@ export class WorkerGroup {
   async #fork(): Promise<WorkerStarted> {
     const worker = cluster.fork();
     let listens = () => {};
-    const listening = new Promise<void>((resolve) => {
+    const listening = new Promise<void>((resolve, reject) => {
       listens = resolve;
+      worker.once("exit", (code, signal) => {
+        const how = signal ?? code;
+        const error = new KvError("KV_REQUEST_ABORTED", `worker ${worker.id} has ended (${how})`);
+        reject(error);
+        calls.close(error);
+        this.#ended(running, code, signal);
+      });
     });
     const calls = new Calls((message) => worker.isConnected() && worker.send(message), {
       // A message sent before the worker listens is lost.
@@ -178,9 +183,8 @@ export class WorkerGroup {
     worker.on("message", (message) => calls.receive(message));
     // A worker that cannot receive is ending; its exit follows.
     worker.on("error", () => {});
-    worker.once("exit", (code, signal) => this.#ended(running, code, signal));
     // A change in progress either ends before the list is read, or reaches this worker.
-    await Promise.race([listening, calls.closed]);
+    await listening;
     const start = await this.#inTurn(() => {
       const changes = this.#changes.list();
       return {
@@ -197,11 +201,8 @@ export class WorkerGroup {
   }
 
   #ended(running: RunningWorker, code: number | null, signal: string | null): void {
-    const { worker, calls, forkedAtMs } = running;
+    const { worker, forkedAtMs } = running;
     this.#workers.delete(worker.id);
-    calls.close(
-      new KvError("KV_REQUEST_ABORTED", `worker ${worker.id} has ended (${signal ?? code})`),
-    );
     void this.#metrics.ended(worker.id);
     if (this.#closing || !this.#started) return;
     const steady = this.#clock.now() - forkedAtMs >= STEADY_MS;
