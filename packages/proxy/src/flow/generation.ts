@@ -72,7 +72,7 @@ export class Generation {
       prefillers: named,
       socket: client.response.req.socket,
     });
-    attempts.avoid(this.#legs.missing.lacking(request.fields.model));
+    attempts.avoid(this.#legs.missing?.lacking(request.fields.model));
     const part: Part = {
       requestId,
       headers,

@@ -58,31 +58,27 @@ export class RequestLives {
   readonly #settings: ProxySettings;
   readonly #deadlines = new MemberList<Deadline>();
   readonly #inFlight: RequestsInFlight;
-  readonly #abandoned: AbandonedPrefills;
+  readonly #limits: ResolvedLimits;
+  /** Undefined until a client has abandoned a prefill leg. */
+  #abandoned: AbandonedPrefills | undefined;
   readonly #waitingForIdle: (() => void)[] = [];
   #refusal: KvError | undefined;
   /** Credential headers that are not forwarded, and are logged once. */
   #unforwarded: readonly string[];
 
   constructor(fleet: Fleet, settings: ProxySettings, limits: ResolvedLimits) {
-    const { clock } = fleet.ambient;
-    this.history = new RequestHistory(clock);
+    this.history = new RequestHistory(fleet.ambient.clock);
     this.#fleet = fleet;
     this.#settings = settings;
+    this.#limits = limits;
     this.#inFlight = new RequestsInFlight(limits);
-    this.#abandoned = new AbandonedPrefills({
-      clock,
-      limitMs: limits.abandonedPrefillMs,
-      windowMs: settings.timeouts.abandonedWindowMs,
-      clientHeader: limits.clientHeader,
-    });
     const { prefill } = forwardedHeaders(settings.forwardHeaders);
     this.#unforwarded = CREDENTIALS.filter((name) => !prefill.has(name));
   }
 
   /** @throws `KV_PROXY_OVERLOADED` (429) for a client that has abandoned too much work. */
   check(client: string): void {
-    this.#abandoned.check(client);
+    this.#abandoned?.check(client);
   }
 
   /** Answers one request. Never rejects; resolves when the answer has left. */
@@ -124,7 +120,7 @@ export class RequestLives {
     life.slot?.end();
     life.attempts.end();
     this.#deadlines.leave(member);
-    if (abandonedEarly) this.#abandoned.add(client, record.prefillWorkMs);
+    if (abandonedEarly) this.#addAbandoned(client, record.prefillWorkMs);
     if (life.failure === undefined && !response.writableFinished) life.failure = deadline.reason;
     if (this.#deadlines.size === 0) for (const resolve of this.#waitingForIdle.splice(0)) resolve();
     this.#report(life);
@@ -185,6 +181,16 @@ export class RequestLives {
     }
     await closed;
     deadline.close();
+  }
+
+  #addAbandoned(client: string, workMs: number): void {
+    this.#abandoned ??= new AbandonedPrefills({
+      clock: this.#fleet.ambient.clock,
+      limitMs: this.#limits.abandonedPrefillMs,
+      windowMs: this.#settings.timeouts.abandonedWindowMs,
+      clientHeader: this.#limits.clientHeader,
+    });
+    this.#abandoned.add(client, workMs);
   }
 
   #report({ record, failure, span }: Life): void {

@@ -127,7 +127,8 @@ export class Legs {
   /** Client headers that instances of each role get. */
   readonly forwarded: ForwardedHeaders;
   readonly fleet: Fleet;
-  readonly missing: MissingModels;
+  /** Undefined until an instance lacks a model. */
+  missing: MissingModels | undefined;
   readonly #background = new Set<Promise<void>>();
 
   constructor(fleet: Fleet, settings: ProxySettings) {
@@ -135,7 +136,6 @@ export class Legs {
     this.prefillers = fleet.pools.prefill;
     this.decoders = fleet.pools.decode;
     this.ambient = fleet.ambient;
-    this.missing = new MissingModels(fleet.ambient.clock);
     this.settings = settings;
     this.forwarded = forwardedHeaders(settings.forwardHeaders);
   }
@@ -425,7 +425,10 @@ export class Legs {
         if (fault === undefined) {
           if (error === undefined) {
             tries.answered();
-            if (lacking.length > 0) this.missing.add(requester.request?.fields.model, lacking);
+            if (lacking.length > 0) {
+              this.missing ??= new MissingModels(this.ambient.clock);
+              this.missing.add(requester.request?.fields.model, lacking);
+            }
           }
           return end;
         }

@@ -81,7 +81,7 @@ export class Attempts {
   /** How often the part may move to a prefill instance with other pairs. */
   pairs = 1;
 
-  avoid(instances: Iterable<Instance>): void {
+  avoid(instances: Iterable<Instance> = []): void {
     for (const instance of instances) {
       this.prefill.avoided.add(instance);
       this.decode.avoided.add(instance);
