@@ -67,11 +67,8 @@ export class Generation {
     const { requestId, headers, deadline, record, attempts } = client;
     const named = this.#named?.of(headers, requestId);
     const request = await parseRequestInSteps(endpoint, body.take(), fleet.parses);
-    request.kvSource = this.#named?.kvSource(headers, {
-      requestId,
-      prefillers: named,
-      socket: client.response.req.socket,
-    });
+    const { socket } = client.response.req;
+    request.kvSource = this.#named?.kvSource(headers, requestId, named, socket);
     attempts.avoid(this.#legs.missing?.lacking(request.fields.model));
     const part: Part = {
       requestId,

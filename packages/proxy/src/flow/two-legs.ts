@@ -2,11 +2,11 @@ import type { Instance, Pairing, Visit } from "@kv/fleet";
 import type { Deadline } from "@kv/fleet/front-end";
 import { KvError, type Timer } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
-import { type Part, underUniqueId } from "../legs/client-request.js";
+import type { Part } from "../legs/client-request.js";
 import { type LegEnd, type Legs, legValue } from "../legs/legs.js";
 import { releaseUntaken } from "../legs/release-blocks.js";
 import { HeldBlocks } from "../legs/tries.js";
-import { KV_REQUEST_PULL, KV_REQUEST_PUSH } from "../request/leg-bodies.js";
+import { KV_REQUEST_PULL, KV_REQUEST_PUSH, withIdSuffix } from "../request/leg-bodies.js";
 import {
   cachedTokensOf,
   type LegAnswer,
@@ -80,17 +80,24 @@ export class TwoLegs implements DisaggregationStrategy {
     const instance = await this.#chosenPrefill(given);
     const mode =
       this.#mode === "push" || instance === undefined ? this.#mode : this.#engines.modeOf(instance);
-    const own = { ...given, preferredPrefill: instance ?? given.preferredPrefill };
-    if (mode === "pull") return this.#sequential(own, KV_REQUEST_PULL);
-    const part = underUniqueId(own, this.#legs.ambient.random);
-    const coordinates = instance === undefined ? undefined : this.#engines.coordinatesOf(instance);
+    const preferredPrefill = instance ?? given.preferredPrefill;
+    if (mode === "pull") return this.#sequential({ ...given, preferredPrefill }, KV_REQUEST_PULL);
+    // The engines match legs by id, so an id that clients reuse would match another prompt's KV.
+    const suffix = `-${this.#legs.ambient.random.uuid()}`;
+    const part = {
+      ...given,
+      preferredPrefill,
+      requestId: `${given.requestId}${suffix}`,
+      request: withIdSuffix(given.request, suffix),
+    };
+    const coordinates = instance && this.#engines.coordinatesOf(instance);
     // The coordinates are this instance's, so no other may take its place.
-    if (mode === "push" && this.#atOnce && isFirst && coordinates !== undefined)
+    if (mode === "push" && this.#atOnce && isFirst && instance && coordinates)
       return new ConcurrentLegs(
         this.#legs,
         this.#engines,
         part,
-        (instance as NonNullable<typeof instance>).begin(),
+        instance.begin(),
         coordinates,
       ).run();
     return this.#sequential(part, mode === "push" ? KV_REQUEST_PUSH : KV_REQUEST_PULL);
@@ -109,9 +116,9 @@ export class TwoLegs implements DisaggregationStrategy {
   }
 
   async #sequential(part: Part, kvRequest: string, prefilled?: PrefillOutcome): Promise<Round> {
-    const given = prefilled === undefined ? undefined : { value: prefilled };
-    const end = given ?? (await this.#legs.prefill(part, kvRequest));
-    const { value: outcome } = end;
+    const end =
+      prefilled === undefined ? await this.#legs.prefill(part, kvRequest) : { value: prefilled };
+    const outcome = end.value;
     if (outcome?.kind !== "kv") return { prefilled: end, mayRetry: false };
     const { instance, kvTransferParams, atMs } = outcome;
     const held = new HeldBlocks();
@@ -151,7 +158,7 @@ export class TwoLegs implements DisaggregationStrategy {
     const moves = this.#mayMove(part, prefill, fault, error);
     const again = KvError.is(error, "KV_LEASE_EXPIRED")
       ? isFirst
-      : moves || (await attempts.decode.again(fault, decoders.list(), deadline, ambient));
+      : moves || (await attempts.decode.again(fault, decoders.list(), deadline, ambient.clock));
     if (!again) return legValue(decoded);
     answer?.discard();
     // With one D, only P can change: vLLM's D answers 500 when the P that holds its KV has ended
@@ -185,7 +192,7 @@ export class TwoLegs implements DisaggregationStrategy {
       const again =
         fault === "unreachable" ||
         fault === "lacks-model" ||
-        (await attempts.prefill.again(fault, all, deadline, this.#legs.ambient));
+        (await attempts.prefill.again(fault, all, deadline, this.#legs.ambient.clock));
       if (again) return this.#beginAgain(part, `the prefill leg failed: ${fault}`);
     }
     return (legValue(prefilled) as PrefillError).answer;

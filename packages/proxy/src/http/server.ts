@@ -120,10 +120,8 @@ export class ClientServer {
     });
     if (settings.instanceRoutes === undefined) return;
     const { token } = settings.instanceRoutes;
-    for (const change of INSTANCE_CHANGES) {
-      const serve: Handler = (turn) => this.#changeInstance(change, turn, token);
-      this.#routes.set(`/instances/${change}`, { method: "POST", serve });
-    }
+    for (const change of INSTANCE_CHANGES)
+      post(`/instances/${change}`, (turn) => this.#changeInstance(change, turn, token));
   }
 
   async #serve(turn: Turn): Promise<void> {

@@ -1,8 +1,6 @@
 import type { IncomingHttpHeaders } from "node:http";
 import type { Instance, PooledInstance } from "@kv/fleet";
 import type { Deadline, GenerationRequest, KvHolder } from "@kv/fleet/front-end";
-import type { Random } from "@kv/interface";
-import { withIdSuffix } from "../request/leg-bodies.js";
 import type { AnswerTarget, LegAnswer } from "../response/leg-answer.js";
 import type { RequestRecord } from "../telemetry/request-record.js";
 import type { Attempts } from "./tries.js";
@@ -44,17 +42,4 @@ export interface Part extends Requester {
   readonly readAnswer?: ((answer: LegAnswer) => LegAnswer) | undefined;
   /** Called with the instance that computed the prompt. */
   readonly onPrefilled?: ((instance: Instance) => void) | undefined;
-}
-
-/**
- * In push the engines match legs by id, so an id that clients reuse would match another prompt's
- * KV.
- */
-export function underUniqueId(part: Part, random: Random): Part {
-  const suffix = `-${random.uuid()}`;
-  return {
-    ...part,
-    requestId: `${part.requestId}${suffix}`,
-    request: withIdSuffix(part.request, suffix),
-  };
 }

@@ -437,7 +437,7 @@ export class Legs {
         if (fault === "lacks-model") lacking.push(instance);
         const all = (role === "prefill" ? requester.prefillers : undefined) ?? pool.list();
         const again =
-          isUnseen || (!once && (await tries.again(fault, all, deadline, this.ambient)));
+          isUnseen || (!once && (await tries.again(fault, all, deadline, this.ambient.clock)));
         const failure = error ?? badStatus(instance, end.value?.status ?? 0);
         this.ambient.log.warn("leg-failed", {
           requestId,

@@ -1,6 +1,6 @@
 import type { Instance, PooledInstance, Visit } from "@kv/fleet";
 import type { Deadline } from "@kv/fleet/front-end";
-import type { Ambient, KvError } from "@kv/interface";
+import type { Clock, KvError } from "@kv/interface";
 import { type Fault, isBadAnswer, isKept } from "../upstream/upstream-errors.js";
 
 /** How often a leg leaves an instance that refuses it or is busy. */
@@ -51,7 +51,7 @@ export class Tries {
     fault: Fault | undefined,
     all: readonly PooledInstance[],
     deadline: Deadline,
-    { clock }: Pick<Ambient, "clock">,
+    clock: Clock,
   ): Promise<boolean> {
     if (fault === "kept") {
       const isFirst = !this.fresh;
@@ -139,7 +139,7 @@ export class HeldBlocks {
 
 const MAY_BE_OF_ENGINE: ReadonlySet<number> = new Set([200, 500, 502, 503, 504]);
 
-function pause(ms: number, deadline: Deadline, clock: Ambient["clock"]): Promise<void> {
+function pause(ms: number, deadline: Deadline, clock: Clock): Promise<void> {
   return new Promise((resolve, reject) => {
     const timer = clock.setTimer(() => {
       stopListening();

@@ -25,13 +25,6 @@ const MAX_REMEMBERED = 1024;
 
 const HOST_PORT = /^(\[[0-9a-f:.]+\]|[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?):[0-9]{1,5}(@[0-9]{1,5})?$/i;
 
-interface KvSourceContext {
-  readonly requestId: string;
-  readonly prefillers: readonly PooledInstance[] | undefined;
-  /** Requests name this instance by the socket's local address. */
-  readonly socket: Pick<Socket, "localAddress" | "localPort">;
-}
-
 type SidecarSettings = NonNullable<ProxySettings["sidecar"]>;
 
 /**
@@ -93,11 +86,13 @@ export class NamedPrefillers {
 
   /**
    * An unusable source, or this instance itself, is logged and ignored; the prompt is then
-   * computed.
+   * computed. Requests name this instance by the local address of `socket`.
    */
   kvSource(
     headers: IncomingHttpHeaders,
-    { requestId, prefillers = [], socket }: KvSourceContext,
+    requestId: string,
+    prefillers: readonly PooledInstance[] = [],
+    socket: Socket,
   ): (() => string) | undefined {
     const value = headers[KV_SOURCE_HEADER];
     const source = typeof value === "string" ? value.trim() : "";

@@ -21,11 +21,6 @@ export interface WorkerStarted {
   readonly decode: string;
 }
 
-export interface WorkerOptions {
-  readonly create: (options: CliOptions, shared: SharedByWorkers) => Promise<WorkerProxy>;
-  readonly clock: Clock;
-}
-
 interface WorkerProxy {
   readonly proxy: PrefillDecodeProxy;
   readonly log: JsonLog;
@@ -42,7 +37,10 @@ const LOADS_MS = 100;
  * Serves clients as one of several workers. The primary handles signals, because a terminal sends
  * Ctrl-C to all processes.
  */
-export function serveAsWorker({ create, clock }: WorkerOptions): void {
+export function serveAsWorker(
+  create: (options: CliOptions, shared: SharedByWorkers) => Promise<WorkerProxy>,
+  clock: Clock,
+): void {
   for (const signal of ["SIGTERM", "SIGHUP", "SIGINT"] as const) process.on(signal, () => {});
   let started: Promise<WorkerProxy> | undefined;
   const ofWorker = async () => {
