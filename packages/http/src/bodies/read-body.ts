@@ -35,7 +35,7 @@ export class IncomingBody {
   readonly #limits: BodyLimits;
   readonly #scan: JsonScan;
   readonly #bytes: ByteCollector;
-  lengthBytes = 0;
+  #lengthBytes = 0;
 
   /**
    * `refuse` is called to make room for others.
@@ -54,14 +54,18 @@ export class IncomingBody {
     this.share = budget.open(client, refuse);
   }
 
+  get lengthBytes(): number {
+    return this.#lengthBytes;
+  }
+
   /**
    * @throws `KV_REQUEST_INVALID` above a limit, with 413 for too many bytes; `KV_PROXY_OVERLOADED`
    * without memory.
    */
   push(chunk: Buffer): void {
     const { bodyLengthBytes: limitBytes } = this.#limits;
-    const leftBytes = limitBytes - this.lengthBytes;
-    this.lengthBytes += chunk.length;
+    const leftBytes = limitBytes - this.#lengthBytes;
+    this.#lengthBytes += chunk.length;
     // The error must not depend on the chunks.
     this.#scan.push(chunk.length > leftBytes ? chunk.subarray(0, leftBytes) : chunk);
     if (chunk.length > leftBytes) throw tooLarge(limitBytes);

@@ -36,13 +36,17 @@ export class EventFrames {
   #isLineEmpty = true;
   #endsWithCr = false;
   #isFirst = true;
-  /** Set after an event above the limit; nothing more is read then. */
-  problem: string | undefined;
+  #problem: string | undefined;
 
   /** `latin1` gives one character per byte. `limitBytes` bounds one event. */
   constructor(encoding: "utf8" | "latin1", limitBytes = EVENT_BYTES) {
     this.#encoding = encoding;
     this.#limitBytes = limitBytes;
+  }
+
+  /** Set after an event above the limit; nothing more is read then. */
+  get problem(): string | undefined {
+    return this.#problem;
   }
 
   /** Returns the events that end in this chunk. */
@@ -70,7 +74,7 @@ export class EventFrames {
   /** Returns the part of an event before the stream's end. */
   end(): StreamEvent[] {
     const bytes = this.#held.take();
-    return bytes.length === 0 || this.problem !== undefined ? [] : [this.#read(bytes, true)];
+    return bytes.length === 0 || this.#problem !== undefined ? [] : [this.#read(bytes, true)];
   }
 
   #take(bytes: Buffer, from: number, to: number, events: StreamEvent[]): number {
@@ -86,8 +90,8 @@ export class EventFrames {
 
   #isWithin(lengthBytes: number): boolean {
     if (this.#held.length + lengthBytes > this.#limitBytes)
-      this.problem ??= `sent an event of more than ${this.#limitBytes} bytes`;
-    return this.problem === undefined;
+      this.#problem ??= `sent an event of more than ${this.#limitBytes} bytes`;
+    return this.#problem === undefined;
   }
 
   #read(bytes: Buffer, isCut: boolean): StreamEvent {
