@@ -125,7 +125,7 @@ interface PartState {
  * Merges streams as events come, with one usage event and one `[DONE]`. Earlier events pass in
  * turns with other work: hundreds of parts may have ended.
  */
-export class StreamMerge {
+class StreamMerge {
   readonly #legs: Legs;
   readonly #client: AnswerTarget;
   readonly #parts: readonly AnsweredPart[];
@@ -268,7 +268,7 @@ export interface AnsweredPart extends RequestPart {
 }
 
 /** Throws the first error; only the instance of its part counts a failure. */
-export function readAllParts<T>(
+function readAllParts<T>(
   parts: readonly AnsweredPart[],
   read: (part: AnsweredPart, index: number) => Promise<T>,
 ): Promise<T[]> {
@@ -287,7 +287,7 @@ export function readAllParts<T>(
 }
 
 /** A part's answer id with the client's request id in it: `cmpl-ID-0` becomes `cmpl-ID`. */
-export function mergedId(id: unknown, part: AnsweredPart | undefined, requestId: string): unknown {
+function mergedId(id: unknown, part: AnsweredPart | undefined, requestId: string): unknown {
   return typeof id === "string" && part !== undefined
     ? id.replace(part.requestId, () => requestId)
     : id;
@@ -299,7 +299,7 @@ export type Usage = Record<string, unknown>;
  * Counts as vLLM does: a prompt's tokens, also cached ones, once for all its copies, and the tokens
  * of each completion.
  */
-export function sumUsage(
+function sumUsage(
   parts: readonly { readonly usage: Usage; readonly copy: number }[],
 ): Usage {
   const sum = total(parts.map(({ usage }) => usage)) as Usage;
