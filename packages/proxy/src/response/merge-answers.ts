@@ -299,9 +299,7 @@ export type Usage = Record<string, unknown>;
  * Counts as vLLM does: a prompt's tokens, also cached ones, once for all its copies, and the tokens
  * of each completion.
  */
-function sumUsage(
-  parts: readonly { readonly usage: Usage; readonly copy: number }[],
-): Usage {
+function sumUsage(parts: readonly { readonly usage: Usage; readonly copy: number }[]): Usage {
   const sum = total(parts.map(({ usage }) => usage)) as Usage;
   for (const key of Object.keys(sum).filter((name) => name.startsWith("prompt")))
     sum[key] = total(parts.filter(({ copy }) => copy === 0).map(({ usage }) => usage[key]));
