@@ -62,7 +62,7 @@ async function mergeJson(
     limit: "limits.mergedAnswerLengthBytes",
     leftOut: new Set(),
   };
-  const bodies = await readAllParts(parts, (part) =>
+  const bodies = await readAllParts(client, parts, (part) =>
     readJsonAnswer(part, budget, timeouts.stallMs),
   );
   const [first] = bodies;
@@ -143,7 +143,7 @@ class StreamMerge {
 
   async run(): Promise<void> {
     try {
-      await readAllParts(this.#parts, (part, index) => this.#passPart(part, index));
+      await readAllParts(this.#client, this.#parts, (part, index) => this.#passPart(part, index));
       const last = this.#usages.find(({ copy }) => copy === 0);
       if (last !== undefined)
         await this.#writeEvent({ ...last.chunk, ...this.#identity, usage: sumUsage(this.#usages) });
@@ -269,6 +269,7 @@ export interface AnsweredPart extends RequestPart {
 
 /** Throws the first error; only the instance of its part counts a failure. */
 function readAllParts<T>(
+  client: AnswerTarget,
   parts: readonly AnsweredPart[],
   read: (part: AnsweredPart, index: number) => Promise<T>,
 ): Promise<T[]> {
@@ -278,7 +279,7 @@ function readAllParts<T>(
         return await read(part, index);
       } catch (thrown) {
         const error = KvError.from(thrown, "KV_INTERNAL", "an answer could not be read");
-        if (part.deadline.aborted) part.answer.visit.abandoned();
+        if (client.deadline.aborted) part.answer.visit.abandoned();
         else part.answer.visit.failed(error);
         throw error;
       }
