@@ -7,6 +7,7 @@ import {
 import { createServer as createHttpsServer, type ServerOptions } from "node:https";
 import type { AddressInfo, Server as NetServer, Socket } from "node:net";
 import { type Clock, KvError, YieldingQueue } from "@kv/interface";
+import { refusedRequest } from "./answers/client-error.js";
 import {
   type ErrorAnswer,
   errorAnswer,
@@ -247,19 +248,23 @@ function checkRequestHead(request: IncomingMessage, response: ServerResponse): v
 function refusalOf(request: IncomingMessage): KvError | undefined {
   const { httpVersionMajor, httpVersionMinor, rawHeaders } = request;
   if (httpVersionMajor !== 1)
-    return refused(505, `HTTP/${request.httpVersion} is not served here`, "send HTTP/1.1");
+    return refusedRequest(505, `HTTP/${request.httpVersion} is not served here`, "send HTTP/1.1");
   let hosts = 0;
   for (let at = 0; at < rawHeaders.length; at += 2) {
     const name = rawHeaders[at];
     if (name?.length === 4 && name.toLowerCase() === "host") hosts += 1;
   }
-  if (hosts > 1) return refused(400, `the request has ${hosts} Host headers`, "send one");
+  if (hosts > 1) return refusedRequest(400, `the request has ${hosts} Host headers`, "send one");
   const coding = request.headers["transfer-encoding"];
   if (coding === undefined) return undefined;
   if (httpVersionMinor === 0)
-    return refused(400, "a request in HTTP/1.0 has a transfer coding", "send content-length");
+    return refusedRequest(
+      400,
+      "a request in HTTP/1.0 has a transfer coding",
+      "send content-length",
+    );
   if (coding.trim().toLowerCase() !== "chunked")
-    return refused(
+    return refusedRequest(
       501,
       "the request has a transfer coding besides chunked",
       "send chunked, or content-length",
@@ -274,10 +279,6 @@ function targetOf(url: string) {
   const at = target.indexOf("?");
   const path = at === -1 ? target : target.slice(0, at);
   return { host, path: path === "" ? "/" : path, query: at === -1 ? "" : target.slice(at) };
-}
-
-function refused(httpStatus: number, message: string, hint: string): KvError {
-  return new KvError("KV_REQUEST_INVALID", message, { hint, details: { httpStatus } });
 }
 
 function createPlainOrTls(certificate: Certificate | undefined, options: ServerOptions): Server {

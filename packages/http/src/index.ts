@@ -6,6 +6,7 @@ export {
   errorForClient,
   type Overload,
   overloaded,
+  refusedRequest,
   shortened,
   shownValue,
   statusOf,

@@ -38,7 +38,7 @@ async function main(): Promise<void> {
   }
   setFlagsFromString(`--heap-growing-percent=${HEAP_GROWTH_PERCENT}`);
   const sources = { readFile: (path: string) => readFileSync(path, "utf8"), env: process.env };
-  if (cluster.isWorker) return serveAsWorker({ create: createInWorker, clock: systemClock() });
+  if (cluster.isWorker) return serveAsWorker(createInWorker, systemClock());
   const parse = () => parseCli(process.argv.slice(2), sources);
   const options = parse();
   const { host, port, logLevel, settings, workers, dataParallelSize } = options;
@@ -54,7 +54,7 @@ async function main(): Promise<void> {
   }
 
   const { given, closeSpans } = await connected(options, log);
-  const ranksOf = ({ settings: ofAll }: Pick<CliOptions, "settings">) =>
+  const ranksOf = ({ settings: ofAll }: CliOptions) =>
     Array.from({ length: dataParallelSize }, (_, rank) =>
       sidecarOfRank({ port, settings: ofAll }, rank, dataParallelSize),
     );

@@ -13,25 +13,18 @@ import {
   type Reloaded,
   reloadedSettings,
 } from "@kv/fleet/front-end";
-import { Certificate, httpUrl, RequestsInFlight } from "@kv/http";
+import { Certificate, httpUrl } from "@kv/http";
 import { KvError, type Log } from "@kv/interface";
 import { type ProxySettings, type ProxySettingsInput, readSettings } from "./config/settings.js";
 import { unusedSettings } from "./config/unused-settings.js";
 import { Generation } from "./flow/generation.js";
-import { OtherRoutes } from "./flow/other-routes.js";
 import { RequestLives } from "./http/request-lives.js";
 import { type ResolvedLimits, resolveLimits } from "./http/resolved-limits.js";
 import { ClientServer } from "./http/server.js";
 import { Legs } from "./legs/legs.js";
-import { type ObjectCall, objectsByCalls } from "./readback/object-store.js";
-import { Readback } from "./readback/readback.js";
+import type { ObjectStore } from "./readback/object-store.js";
 import { NamedPrefillers } from "./sidecar/named-prefillers.js";
-import {
-  RequestCounts,
-  type RequestCountsStatus,
-  RequestHistory,
-  type RequestSummary,
-} from "./telemetry/request-record.js";
+import type { RequestCountsStatus, RequestSummary } from "./telemetry/request-record.js";
 
 /** Options of `createProxy`: settings and what a program may pass in. */
 export interface ProxyOptions extends ProxySettingsInput, FrontEndOptions {}
@@ -101,7 +94,7 @@ export const PAGE = new URL("../page/index.html", import.meta.url);
 export interface SharedByWorkers {
   status(): Promise<ProxyStatus>;
   changeInstance(change: InstanceChange, body: unknown): Promise<object>;
-  objects<T>(call: ObjectCall): Promise<T>;
+  readonly objects: ObjectStore;
 }
 
 export interface WorkerReport {
@@ -122,13 +115,10 @@ export class PrefillDecodeProxy implements Proxy {
   readonly #legs: Legs;
   readonly #generation: Generation;
   readonly #lives: RequestLives;
-  readonly #counts = new RequestCounts();
-  readonly #history: RequestHistory;
   readonly #named: NamedPrefillers | undefined;
   readonly #certificate: Certificate | undefined;
   readonly #server: ClientServer;
   readonly #admin: AdminServer | undefined;
-  readonly #readback: Readback | undefined;
   /** Undefined where several processes serve the port. */
   readonly #objects: KeptObjects | undefined;
   readonly #startedAtMs: number;
@@ -153,50 +143,28 @@ export class PrefillDecodeProxy implements Proxy {
     this.#warnOfUnused(input, settings);
     const legs = new Legs(fleet, settings);
     this.#legs = legs;
-    if (settings.readback !== undefined) {
+    if (settings.readback !== undefined && shared === undefined) {
       const own = new KeptObjects({ clock: ambient.clock, ttlMs: settings.readback.ttlMs });
-      if (shared === undefined) {
-        this.#objects = own;
-        fleet.prometheus.addPinned(() => own.status());
-      }
-      const objects = shared === undefined ? own : objectsByCalls((call) => shared.objects(call));
-      this.#readback = new Readback(legs, settings.readback, objects);
+      this.#objects = own;
+      fleet.prometheus.addPinned(() => own.status());
     }
-    const history = new RequestHistory(ambient.clock);
-    this.#history = history;
-    if (sidecar !== undefined) {
-      const { discovery } = fleet;
-      this.#named = new NamedPrefillers({
-        pool: fleet.pools.prefill,
-        settings: sidecar,
-        discovery,
-        ...ambient,
-      });
-    }
-    this.#generation = new Generation(legs, { readback: this.#readback, named: this.#named });
+    if (sidecar !== undefined) this.#named = new NamedPrefillers(fleet, sidecar);
+    this.#generation = new Generation(legs, shared?.objects ?? this.#objects, this.#named);
     warnOfOpenDoors(settings, ambient.log);
     const tls = sidecar?.tls ?? false;
     this.#certificate =
       tls === false ? undefined : new Certificate(tls, { commonName: "kv-proxy", ...ambient });
     const limits = resolveLimits(settings);
     this.#limits = limits;
-    this.#lives = new RequestLives({
-      ambient,
-      counts: this.#counts,
-      history,
-      inFlight: new RequestsInFlight(limits),
-      limits,
-      settings,
-    });
+    const lives = new RequestLives(fleet, settings, limits);
+    this.#lives = lives;
     const changeHere = (change: InstanceChange, body: unknown) => this.changeInstance(change, body);
     this.#server = new ClientServer({
-      fleet,
-      settings,
+      legs,
       limits,
       changeInstance: shared?.changeInstance ?? changeHere,
-      lives: this.#lives,
+      lives,
       generation: this.#generation,
-      otherRoutes: new OtherRoutes(legs),
       certificate: this.#certificate,
       status: async () => {
         const status = (await shared?.status()) ?? this.status();
@@ -207,9 +175,9 @@ export class PrefillDecodeProxy implements Proxy {
     if (admin === undefined) return;
     const page = {
       file: PAGE,
-      requests: () => history.list(),
-      running: () => history.running(),
-      subscribe: history.subscribe.bind(history),
+      requests: () => lives.history.list(),
+      running: () => lives.history.running(),
+      subscribe: (listener: (summary: object) => void) => lives.history.subscribe(listener),
     };
     this.#admin = new AdminServer({
       settings: admin,
@@ -249,10 +217,7 @@ export class PrefillDecodeProxy implements Proxy {
   async listen({
     host = "127.0.0.1",
     port = 8000,
-  }: {
-    host?: string | undefined;
-    port?: number | undefined;
-  } = {}): Promise<ProxyAddress> {
+  }: Parameters<Proxy["listen"]>[0] = {}): Promise<ProxyAddress> {
     const { http: server } = this.#server;
     await this.#fleet.firstReadings();
     const listening = await server.listen(host, port);
@@ -276,7 +241,7 @@ export class PrefillDecodeProxy implements Proxy {
       flow: this.#generation.flow,
       ...this.#fleet.status(),
       uptime_s: (this.#fleet.ambient.clock.now() - this.#startedAtMs) / 1000,
-      requests: this.#counts.status(),
+      requests: this.#lives.counts.status(),
       readback: this.#objects?.status() ?? null,
     };
   }
@@ -307,8 +272,8 @@ export class PrefillDecodeProxy implements Proxy {
     return {
       status: this.status(),
       measured: this.#fleet.signals.measured(),
-      requests: this.#history.list(),
-      running: this.#history.running(),
+      requests: this.#lives.history.list(),
+      running: this.#lives.history.running(),
     };
   }
 
@@ -324,9 +289,7 @@ export class PrefillDecodeProxy implements Proxy {
 
   async close({
     graceMs = this.#settings.timeouts.graceMs,
-  }: {
-    graceMs?: number | undefined;
-  } = {}): Promise<void> {
+  }: Parameters<Proxy["close"]>[0] = {}): Promise<void> {
     this.#fleet.isDraining = true;
     const timer = this.#fleet.ambient.clock.setTimer(() => this.#abortRequests(), graceMs);
     this.#closing ??= this.#closeAll();
@@ -350,7 +313,7 @@ export class PrefillDecodeProxy implements Proxy {
     this.#fleet.stop();
     await this.#lives.idle();
     await this.#legs.settled();
-    await this.#readback?.close();
+    await this.#generation.close();
     await this.#server.http.close(Number.POSITIVE_INFINITY);
     this.#certificate?.close();
     await this.#admin?.close();

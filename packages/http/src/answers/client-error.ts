@@ -81,6 +81,16 @@ export function errorForClient(error: KvError, exposeInstances: boolean): KvErro
   });
 }
 
+/** The error for a request that is refused with this status. */
+export function refusedRequest(
+  httpStatus: number,
+  message: string,
+  hint?: string,
+  details?: Readonly<Record<string, unknown>>,
+): KvError {
+  return new KvError("KV_REQUEST_INVALID", message, { hint, details: { httpStatus, ...details } });
+}
+
 /** The limit at which a request or a connection is refused. */
 export interface Overload {
   /** The setting, such as `limits.connections`. */

@@ -1,7 +1,7 @@
 import { type IncomingMessage, type ServerResponse, STATUS_CODES } from "node:http";
 import type { Socket } from "node:net";
-import { type Clock, KvError } from "@kv/interface";
-import { type ErrorForm, errorBody, statusOf } from "./client-error.js";
+import type { Clock, KvError } from "@kv/interface";
+import { type ErrorForm, errorBody, refusedRequest, statusOf } from "./client-error.js";
 
 /** The HTTP answer for an error. */
 export interface ErrorAnswer {
@@ -112,10 +112,7 @@ export function sendParserError(
     return;
   }
   const [httpStatus, message] = PARSER_ERRORS[error.code ?? ""] ?? [400, "this is not HTTP/1.1"];
-  endWithAnswer(
-    socket,
-    answerError(new KvError("KV_REQUEST_INVALID", message, { details: { httpStatus } })),
-  );
+  endWithAnswer(socket, answerError(refusedRequest(httpStatus, message)));
   destroyLater(socket, clock);
 }
 

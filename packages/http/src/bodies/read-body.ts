@@ -1,7 +1,7 @@
 import type { IncomingMessage } from "node:http";
 import type { YieldingQueue } from "@kv/interface";
 import { KvError } from "@kv/interface";
-import { overloaded, shortened } from "../answers/client-error.js";
+import { overloaded, refusedRequest, shortened } from "../answers/client-error.js";
 import { AT_ONCE_BYTES } from "../json/json-pieces.js";
 import { type JsonLimits, JsonScan } from "../json/json-reader.js";
 
@@ -92,13 +92,18 @@ export function readJsonBody(
   const type = request.headers["content-type"];
   return new Promise((resolve, reject) => {
     if (anyContentType !== true && !/^application\/json\s*(;|$)/i.test(type ?? ""))
-      throw wrongType(
-        type === undefined ? "of no content type" : `of the content type ${shortened(type)}`,
+      throw refusedRequest(
+        415,
+        `the body is of ${type === undefined ? "no content type" : `the content type ${shortened(type)}`}, not JSON`,
         "send content-type: application/json",
       );
     const coding = request.headers["content-encoding"];
     if (coding !== undefined && coding.toLowerCase() !== "identity")
-      throw wrongType(`in the content-encoding ${shortened(coding)}`, "send the body as it is");
+      throw refusedRequest(
+        415,
+        `the body is in the content-encoding ${shortened(coding)}, not JSON`,
+        "send the body as it is",
+      );
     let complete = false;
     let refused = false;
     const refuse = (error: unknown) => {
@@ -140,18 +145,9 @@ export function readJsonBody(
   });
 }
 
-function wrongType(what: string, hint: string): KvError {
-  return new KvError("KV_REQUEST_INVALID", `the body is ${what}, not JSON`, {
-    hint,
-    details: { httpStatus: 415 },
-  });
-}
-
 function tooLarge(limitBytes: number): KvError {
-  return new KvError("KV_REQUEST_INVALID", `the body is larger than ${limitBytes} bytes`, {
-    hint: "send less at once",
-    details: { httpStatus: 413, limit: "limits.bodyLengthBytes" },
-  });
+  const message = `the body is larger than ${limitBytes} bytes`;
+  return refusedRequest(413, message, "send less at once", { limit: "limits.bodyLengthBytes" });
 }
 
 /** Read at each use, so that they may change. */
@@ -230,22 +226,14 @@ export class BodyShare {
   readonly refuse: (error: KvError) => void;
   readonly #budget: BodyBudget;
   #lengthBytes = 0;
-  #heldBytes = 0;
-  #arriving = true;
+  heldBytes = 0;
+  arriving = true;
   #ended = false;
 
   constructor(budget: BodyBudget, client: string, refuse: (error: KvError) => void) {
     this.#budget = budget;
     this.client = client;
     this.refuse = refuse;
-  }
-
-  get heldBytes(): number {
-    return this.#heldBytes;
-  }
-
-  get arriving(): boolean {
-    return this.#arriving;
   }
 
   /**
@@ -255,14 +243,14 @@ export class BodyShare {
   add(lengthBytes: number): void {
     if (this.#ended) return;
     this.#lengthBytes += lengthBytes;
-    const more = Math.max(0, this.#lengthBytes - UNCOUNTED_BYTES) - this.#heldBytes;
+    const more = Math.max(0, this.#lengthBytes - UNCOUNTED_BYTES) - this.heldBytes;
     if (more === 0) return;
     this.#budget.take(this, more);
-    this.#heldBytes += more;
+    this.heldBytes += more;
   }
 
   arrived(): void {
-    this.#arriving = false;
+    this.arriving = false;
     this.#budget.arrived(this);
   }
 
@@ -270,7 +258,7 @@ export class BodyShare {
     if (this.#ended) return;
     this.#ended = true;
     this.#budget.give(this);
-    this.#heldBytes = 0;
+    this.heldBytes = 0;
   }
 }
 
@@ -297,10 +285,8 @@ function neverFits(
   const message =
     `the request needs ${share.heldBytes + more} bytes with all its prompts and copies; ` +
     `the limit is ${Math.min(allBytes, perClientBytes)}`;
-  return new KvError("KV_REQUEST_INVALID", message, {
-    hint: `send fewer copies in one request, or raise ${limit}`,
-    details: { httpStatus: 413, limit },
-  });
+  const hint = `send fewer copies in one request, or raise ${limit}`;
+  return refusedRequest(413, message, hint, { limit });
 }
 
 const FIRST_BYTES = 64 * 1024;
@@ -330,10 +316,6 @@ export class ByteCollector {
 
   get length(): number {
     return this.#length;
-  }
-
-  begin(mostBytes: number): Buffer {
-    return this.#bytes.subarray(0, Math.min(this.#length, mostBytes));
   }
 
   /** Returns the bytes and forgets them. */

@@ -1,7 +1,9 @@
 import {
+  count,
   counted,
   fleetSettings,
   group,
+  instanceTimes,
   listenerPort,
   mayForward,
   ms,
@@ -10,7 +12,6 @@ import {
 } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import { z } from "zod";
-import { BODIES_PER_CLIENT_BYTES, limitsSchema, timeoutsSchema } from "./limit-settings.js";
 
 export const ADMIN_TOKEN = "KV_PROXY_ADMIN_TOKEN";
 export const MAX_WORKERS = 64;
@@ -30,15 +31,18 @@ const policySchema = z.strictObject({
 
 const hostName = z.string().regex(/^[A-Za-z0-9._-]+$/);
 
+const token = z.string().min(16).optional();
+const upTo = (most: number) => z.number().int().min(1).max(most);
+const port = upTo(65_535);
+const size = upTo(65_536).optional();
+
 const adminSchema = z.strictObject({
   host: setting(z.string().default("127.0.0.1"))`--admin-host <host>: address of the admin routes`,
   port: setting(
     listenerPort,
   )`--admin-port <port>: port of the admin routes and the page; 0 takes a free one
       (default: no admin routes)`,
-  token: setting(
-    z.string().min(16).optional(),
-  )`required as Authorization: Bearer; it must be set where
+  token: setting(token)`required as Authorization: Bearer; it must be set where
       admin.host is not the loopback (--admin-token-file) (default: ${ADMIN_TOKEN})`,
   allowedHosts: setting(
     z.array(hostName).default([]),
@@ -58,16 +62,13 @@ const corsSchema = z.strictObject({
 });
 
 const instanceRoutesSchema = z.strictObject({
-  token: setting(
-    z.string().min(16).optional(),
-  )`required as Authorization: Bearer; without it web pages are
+  token: setting(token)`required as Authorization: Bearer; without it web pages are
       refused (default: with the flag that of the admin routes)`,
 });
 
 /** An entry of `Allowlist`, which checks it. */
 const allowEntry = z.string().min(1).max(256);
 const file = z.string().min(1);
-const tlsSchema = z.union([z.boolean(), z.strictObject({ certFile: file, keyFile: file })]);
 
 export const MAX_RANKS = 1024;
 
@@ -81,7 +82,7 @@ const sidecarSchema = z.strictObject({
     z.boolean().default(false),
   )`reach prefill instances by HTTPS (--enable-tls prefiller)`,
   tls: setting(
-    tlsSchema.default(false),
+    z.union([z.boolean(), z.strictObject({ certFile: file, keyFile: file })]).default(false),
   )`speak TLS on its own port: with a certificate that is made at the
       start, or with the PEM files certFile and keyFile, which are read again when they change (--secure-proxy, --cert-path)`,
   kvConnector: setting(
@@ -95,7 +96,7 @@ const sidecarSchema = z.strictObject({
   )`engines run MultiConnector with an OffloadingConnector that has a P2P tier: the header
       x-kv-cache-source-host-port makes them take cached KV from that instance (--enable-p2p-pull)`,
   p2pConnectorPort: setting(
-    z.number().int().min(1).max(65_535).default(7777),
+    port.default(7777),
   )`--p2p-connector-port <port>: port of the P2P tier of all instances; that of rank r is r above it`,
   kvPools: setting(
     z.array(z.string()).default([]),
@@ -103,17 +104,17 @@ const sidecarSchema = z.strictObject({
   ranks: setting(
     z
       .strictObject({
-        firstPort: z.number().int().min(1).max(65_535),
-        count: z.number().int().min(1).max(MAX_RANKS),
+        firstPort: port,
+        count: upTo(MAX_RANKS),
       })
       .optional(),
   )`ports of the sidecars of all ranks: that of rank 0, and how many (--port, --data-parallel-size)`,
   kv: setting(
     z
       .strictObject({
-        port: z.number().int().min(1).max(65_535).optional(),
-        tpSize: z.number().int().min(1).max(65_536).optional(),
-        ppSize: z.number().int().min(1).max(65_536).optional(),
+        port: port.optional(),
+        tpSize: size,
+        ppSize: size,
       })
       .optional(),
   )`side-channel port, TP and PP size of all prefill instances (--prefill-side-channel-port, --prefill-tp-size,
@@ -128,16 +129,12 @@ const forwarded = z
 export const listenSchema = z.strictObject({
   host: setting(z.string().default("127.0.0.1"))`--host <host>: address to listen on`,
   port: setting(listenerPort.default(8_000))`--port <port>: port to listen on; 0 takes a free one`,
-  workers: setting(
-    z.number().int().min(1).max(MAX_WORKERS).default(1),
-  )`--workers <n>: processes that serve
+  workers: setting(upTo(MAX_WORKERS).default(1))`--workers <n>: processes that serve
       the port, one for each core; ${MAX_WORKERS} at most`,
 });
 
 const readbackSchema = z.strictObject({
-  cachePercent: setting(
-    z.number().int().min(1).max(90).default(25),
-  )`--readback-cache-percent <n>: the most
+  cachePercent: setting(upTo(90).default(25))`--readback-cache-percent <n>: the most
       of a decode instance's KV cache that ended turns may hold, in percent`,
   ttlMs: ms(
     450_000,
@@ -151,6 +148,105 @@ const readbackSchema = z.strictObject({
     64,
   )`an ended turn with fewer tokens is not kept: kv_recompute_threshold of the prefill
       instances`,
+});
+
+export const BODIES_PER_CLIENT_BYTES = 64 * 1024 * 1024;
+export const ABANDONED_PREFILL_MS = 15_000;
+
+const KIB = 1024;
+const MIB = 1024 * KIB;
+
+const limitsSchema = z.strictObject({
+  bodyLengthBytes: counted(16 * MIB)`--body-limit-bytes <n>: a client's request body`,
+  bodiesLengthBytes: counted(
+    128 * MIB,
+  )`--bodies-limit-bytes <n>: all request bodies together, until each has
+      its answer; the flag sets half of it for one client`,
+  bodiesPerClientLengthBytes: setting(count.optional())`the bodies of one client together (default:
+      ${BODIES_PER_CLIENT_BYTES / MIB} MiB; of a sidecar all)`,
+  bodyDepth: counted(100)`objects and lists inside of one another, in a body`,
+  bodyMembers: counted(100_000)`members of objects, and objects and lists, in a body`,
+  bodyValues: counted(
+    2 * MIB,
+  )`elements of lists and members of objects, such as token ids, in a body`,
+  connections: setting(
+    count.optional(),
+  )`--max-connections <n>: clients' connections (default: half of the
+      process's descriptors, a third unless the mode is pull; 10,000 at most)`,
+  connectionsPerAddress: setting(
+    count.optional(),
+  )`--max-connections-per-address <n>: connections from one
+      address, or from one IPv6 /64 network (default: half of all; of a sidecar all)`,
+  pipelinedRequests: setting(
+    z.number().int().nonnegative().default(16),
+  )`requests on one connection that wait
+      for the answers before them`,
+  requestsInFlight: setting(
+    count.optional(),
+  )`--max-requests <n>: requests in flight; each prompt and copy
+      counts (default: that of connections)`,
+  requestsPerClient: setting(
+    count.optional(),
+  )`--max-requests-per-client <n>: requests in flight of one client
+      (default: half of all; of a sidecar all)`,
+  abandonedPrefillMs: setting(
+    count.optional(),
+  )`time that prefill instances spend on requests of a client which it
+      leaves before their answers begin, within timeouts.abandonedWindowMs (default: ${ABANDONED_PREFILL_MS / 1000} s; of a sidecar none)`,
+  clientHeader: setting(
+    z
+      .string()
+      .regex(/^[A-Za-z0-9-]+$/)
+      .transform((name) => name.toLowerCase())
+      .optional(),
+  )`--client-header <name>: header by which a trusted front end names the client, for limits per client
+      (default: the client is its address)`,
+  headersLengthBytes: counted(32 * KIB)`a client's request line and headers`,
+  prefillAnswerLengthBytes: counted(
+    32 * MIB,
+  )`a prefill instance's answer, which may repeat the prompt`,
+  heldAnswerLengthBytes: counted(
+    4 * MIB,
+  )`the part of an answer that is checked before any of it leaves`,
+  mergedAnswerLengthBytes: counted(64 * MIB)`all answers together that are merged into one`,
+  eventLengthBytes: counted(MIB)`one event of a stream that is merged with others`,
+  parts: counted(256)`prompts times copies (n) in one request`,
+});
+
+const timeoutsSchema = z.strictObject({
+  connectMs: setting(
+    instanceTimes.connectMs,
+  )`--connect-timeout-ms <ms>: time limit to connect to an instance`,
+  prefillMs: ms(
+    300_000,
+  )`--prefill-timeout-ms <ms>: time limit of the prefill leg, with the time in the queue`,
+  firstByteMs: ms(
+    300_000,
+  )`--first-byte-timeout-ms <ms>: time limit for the decode leg's first byte`,
+  stallMs: ms(
+    120_000,
+  )`--stall-timeout-ms <ms>: time limit between two chunks of an answer, and for a client to
+      read some of it`,
+  requestMs: ms(
+    3_600_000,
+  )`--request-timeout-ms <ms>: time limit of a whole request, with a client's time to read`,
+  headersMs: ms(10_000)`time limit for a client to send the head of its request`,
+  receiveMs: ms(60_000)`time limit for a client to send its request`,
+  abandonedWindowMs: ms(
+    30_000,
+  )`how long the time of a prefill instance counts that a client has abandoned`,
+  keepAliveMs: ms(
+    75_000,
+  )`how long an idle connection is kept, longer than clients and balancers keep theirs`,
+  leaseMs: ms(
+    25_000,
+  )`--lease-ms <ms>: how long a prefill instance surely holds blocks: its kv_lease_duration
+      (vLLM: 30 s) less a margin`,
+  releaseMs: ms(10_000)`time limit of the request that frees blocks of an abandoned request`,
+  coolDownMs: instanceTimes.coolDownMs,
+  maxCoolDownMs: instanceTimes.maxCoolDownMs,
+  slowReturnMs: instanceTimes.slowReturnMs,
+  graceMs: ms(30_000)`--grace-ms <ms>: time for requests in flight to end at SIGTERM`,
 });
 
 /** The settings of the proxy, as a zod schema. */
@@ -247,14 +343,11 @@ export function readSettings(input: unknown): ProxySettings {
  * Gateways are a sidecar's clients, and all count as one unless a header names the clients behind
  * them.
  */
-export function isOneClient({
-  sidecar,
-  limits,
-}: Pick<ProxySettings, "sidecar" | "limits">): boolean {
+export function isOneClient({ sidecar, limits }: ProxySettings): boolean {
   return sidecar !== undefined && limits.clientHeader === undefined;
 }
 
-export function bodiesPerClientBytes(settings: Pick<ProxySettings, "sidecar" | "limits">): number {
+export function bodiesPerClientBytes(settings: ProxySettings): number {
   const { bodiesPerClientLengthBytes: given, bodiesLengthBytes } = settings.limits;
   return given ?? (isOneClient(settings) ? bodiesLengthBytes : BODIES_PER_CLIENT_BYTES);
 }
@@ -265,14 +358,18 @@ function requireRoomForBody(settings: ProxySettings): void {
   const perClient = bodiesPerClientBytes(settings);
   if (bodyLengthBytes <= Math.min(perClient, all)) return;
   const name = perClient <= all ? "bodiesPerClientLengthBytes" : "bodiesLengthBytes";
-  const message = `limits.bodyLengthBytes is ${bodyLengthBytes}, above limits.${name}, which is ${Math.min(perClient, all)}`;
-  throw new KvError("KV_CONFIG_INVALID", message, { hint: `raise limits.${name} with it` });
+  throw invalid(
+    `limits.bodyLengthBytes is ${bodyLengthBytes}, above limits.${name}, which is ${Math.min(perClient, all)}`,
+    `raise limits.${name} with it`,
+  );
+}
+
+function invalid(message: string, hint: string): KvError {
+  return new KvError("KV_CONFIG_INVALID", message, { hint });
 }
 
 function requireSidecar({ sidecar, decoders, prefillers }: ProxySettings): void {
   if (sidecar === undefined) return;
-  const invalid = (message: string, hint: string) =>
-    new KvError("KV_CONFIG_INVALID", message, { hint });
   if (decoders.length !== 1)
     throw invalid(
       `a sidecar has one decode instance, and decoders names ${decoders.length}`,
@@ -288,10 +385,10 @@ function requireSidecar({ sidecar, decoders, prefillers }: ProxySettings): void 
 /** vLLM's push connector refuses `bidirectional_kv_xfer`. */
 function requirePull({ readback, mode }: ProxySettings): void {
   if (readback === undefined || mode === "pull") return;
-  const message = `readback is set and mode is ${mode}: only engines that pull can read the KV of an ended turn`;
-  throw new KvError("KV_CONFIG_INVALID", message, {
-    hint: "leave readback out, or set mode to pull",
-  });
+  throw invalid(
+    `readback is set and mode is ${mode}: only engines that pull can read the KV of an ended turn`,
+    "leave readback out, or set mode to pull",
+  );
 }
 
 function requireAdminToken({ admin }: ProxySettings): void {
@@ -301,9 +398,8 @@ function requireAdminToken({ admin }: ProxySettings): void {
     /^(127\.|::1$|localhost$)/.test(admin.host)
   )
     return;
-  throw new KvError(
-    "KV_CONFIG_INVALID",
+  throw invalid(
     `admin.host is ${admin.host}, which is not the loopback, but admin.token is not set`,
-    { hint: "set a token of 16 characters or more, or keep the admin routes on 127.0.0.1" },
+    "set a token of 16 characters or more, or keep the admin routes on 127.0.0.1",
   );
 }

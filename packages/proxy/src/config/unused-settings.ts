@@ -10,12 +10,6 @@ export function unusedSettings(
   input: ProxySettingsInput,
   { mode, pushLegs, routing, health, limits, pairing, sidecar }: ProxySettings,
 ): UnusedSetting[] {
-  const sequential =
-    mode === "pull" ? "mode is pull" : pushLegs === "prefill-first" && `pushLegs is ${pushLegs}`;
-  const unpaired = pairing.mode === "off" && "pairing.mode is off";
-  const unlabelled =
-    (pairing.mode === "off" || pairing.mode === "strict") && `pairing.mode is ${pairing.mode}`;
-  const noChecks = health.intervalMs === 0 && "health.intervalMs is 0";
   const above = (
     limit: "requestsPerClient" | "connectionsPerAddress",
     all: "requestsInFlight" | "connections",
@@ -24,41 +18,52 @@ export function unusedSettings(
     `limits.${all} is ${limits[all]}`;
   const notPrefixAware = (name: "prefill" | "decode") =>
     routing[name] !== "prefix-aware" && `routing.${name} is ${routing[name]}`;
-
-  const named = sidecar !== undefined && "requests name their prefill instances to a sidecar";
-  const noPulls = sidecar?.p2pPull === false && "sidecar.p2pPull is not set (--enable-p2p-pull)";
-  /** Why a setting has no effect; false: it has one. */
-  const reasons: Readonly<Record<string, string | false>> = {
-    pushLegs: mode === "pull" && "mode is pull",
-    disaggregateAbove: named,
-    "routing.prefill": named,
-    "routing.decode": named,
+  const pulls = mode === "pull" && "mode is pull";
+  const unpaired = pairing.mode === "off" && "pairing.mode is off";
+  /** Why settings have no effect; false: they have one. */
+  const reasons: readonly (readonly [why: string | false, ...settings: string[]])[] = [
+    [pulls, "pushLegs"],
+    [
+      sidecar !== undefined && "requests name their prefill instances to a sidecar",
+      "disaggregateAbove",
+      "routing.prefill",
+      "routing.decode",
+    ],
     // Their flags: --prefill-engine-id, --prefill-kv-host, --prefill-side-channel-port,
     // --prefill-tp-size.
-    "prefillers.kv": unpaired !== false && sequential,
-    "decoders.kv": unpaired,
-    "prefillers.label": unlabelled,
-    "decoders.label": unlabelled,
-    "pairing.timeoutMs": unpaired,
-    "pairing.refreshMs": unpaired,
-    "pairing.handshakeKeyFile": unpaired,
-    "prefillers.kvEvents": notPrefixAware("prefill"),
-    "decoders.kvEvents": notPrefixAware("decode"),
-    "prefillers.kvEventsReplay": notPrefixAware("prefill"),
-    "decoders.kvEventsReplay": notPrefixAware("decode"),
-    "health.path": noChecks,
-    "health.timeoutMs": noChecks,
-    "health.failures": noChecks,
-    "sidecar.kvConnector": mode !== "pull" && `mode is ${mode}`,
-    "sidecar.ecConnector": "prefill instances encode images themselves",
-    "sidecar.p2pConnectorPort": noPulls,
-    "sidecar.kvPools": noPulls,
-    "kvSources.tierPort": notPrefixAware("prefill") && notPrefixAware("decode"),
-    "limits.requestsPerClient": above("requestsPerClient", "requestsInFlight"),
-    "limits.connectionsPerAddress": above("connectionsPerAddress", "connections"),
-  };
-  return Object.entries(reasons).flatMap(([setting, why]) =>
-    why !== false && isGiven(input, setting) ? [{ setting, why }] : [],
+    [
+      unpaired && (pulls || (pushLegs === "prefill-first" && "pushLegs is prefill-first")),
+      "prefillers.kv",
+    ],
+    [unpaired, "decoders.kv", "pairing.timeoutMs", "pairing.refreshMs", "pairing.handshakeKeyFile"],
+    [
+      unpaired || (pairing.mode === "strict" && "pairing.mode is strict"),
+      "prefillers.label",
+      "decoders.label",
+    ],
+    [notPrefixAware("prefill"), "prefillers.kvEvents", "prefillers.kvEventsReplay"],
+    [notPrefixAware("decode"), "decoders.kvEvents", "decoders.kvEventsReplay"],
+    [notPrefixAware("prefill") && notPrefixAware("decode"), "kvSources.tierPort"],
+    [
+      health.intervalMs === 0 && "health.intervalMs is 0",
+      "health.path",
+      "health.timeoutMs",
+      "health.failures",
+    ],
+    [mode !== "pull" && `mode is ${mode}`, "sidecar.kvConnector"],
+    ["prefill instances encode images themselves", "sidecar.ecConnector"],
+    [
+      sidecar?.p2pPull === false && "sidecar.p2pPull is not set (--enable-p2p-pull)",
+      "sidecar.p2pConnectorPort",
+      "sidecar.kvPools",
+    ],
+    [above("requestsPerClient", "requestsInFlight"), "limits.requestsPerClient"],
+    [above("connectionsPerAddress", "connections"), "limits.connectionsPerAddress"],
+  ];
+  return reasons.flatMap(([why, ...settings]) =>
+    settings.flatMap((setting) =>
+      why !== false && isGiven(input, setting) ? [{ setting, why }] : [],
+    ),
   );
 }
 

@@ -1,8 +1,8 @@
 import { decideDisaggregation, type Instance } from "@kv/fleet";
 import type { Part } from "../legs/client-request.js";
 import type { Legs } from "../legs/legs.js";
-import type { Readback } from "../readback/readback.js";
 import type { LegAnswer } from "../response/leg-answer.js";
+import type { ReadbackStrategy } from "./readback-strategy.js";
 import type { DisaggregationStrategy } from "./two-legs.js";
 
 /** Sends a part to D alone where a prefill leg does not pay, else through another strategy. */
@@ -11,7 +11,7 @@ export class ConditionalStrategy implements DisaggregationStrategy {
   readonly #legs: Legs;
   readonly #twoLegs: DisaggregationStrategy;
   readonly #aboveTokens: number;
-  readonly #readback: Readback | undefined;
+  readonly #readback: ReadbackStrategy | undefined;
   readonly #decodePrompts = new DecodePrompts();
 
   /** `aboveTokens`: uncached prompt tokens from which `twoLegs` pays. */
@@ -19,7 +19,7 @@ export class ConditionalStrategy implements DisaggregationStrategy {
     legs: Legs,
     twoLegs: DisaggregationStrategy,
     aboveTokens: number,
-    readback: Readback | undefined,
+    readback: ReadbackStrategy | undefined,
   ) {
     this.name = `${twoLegs.name}, above ${aboveTokens} tokens`;
     this.#legs = legs;

@@ -5,12 +5,11 @@ import { KvError } from "@kv/interface";
 import type { ClientRequest, Part } from "../legs/client-request.js";
 import type { Legs } from "../legs/legs.js";
 import { Attempts } from "../legs/tries.js";
-import type { Readback } from "../readback/readback.js";
+import type { ObjectStore } from "../readback/object-store.js";
 import { type RequestPart, splitRequest } from "../request/leg-bodies.js";
 import { AnswerFilter } from "../response/answer-filter.js";
-import type { AnsweredPart } from "../response/answered-parts.js";
 import { type LegAnswer, streamResponse } from "../response/leg-answer.js";
-import { mergeAnswers } from "../response/merge-answers.js";
+import { type AnsweredPart, mergeAnswers } from "../response/merge-answers.js";
 import type { NamedPrefillers } from "../sidecar/named-prefillers.js";
 import { RequestRecord } from "../telemetry/request-record.js";
 import { ConditionalStrategy } from "./conditional-strategy.js";
@@ -21,16 +20,32 @@ import { type DisaggregationStrategy, PrefillEngines, TwoLegs } from "./two-legs
 export class Generation {
   readonly #legs: Legs;
   readonly #strategy: DisaggregationStrategy;
+  readonly #readback: ReadbackStrategy | undefined;
   readonly #named: NamedPrefillers | undefined;
 
-  /** `named`: reads a sidecar's prefill instances from request headers. */
-  constructor(
-    legs: Legs,
-    { readback, named }: { readback?: Readback | undefined; named?: NamedPrefillers | undefined },
-  ) {
+  /**
+   * `named`: reads a sidecar's prefill instances from request headers. The settings `mode`,
+   * `pushLegs`, `readback` and `disaggregateAbove` name the strategy.
+   */
+  constructor(legs: Legs, objects: ObjectStore | undefined, named: NamedPrefillers | undefined) {
     this.#legs = legs;
-    this.#strategy = strategyOf(legs, readback);
     this.#named = named;
+    const { settings, fleet } = legs;
+    const engines = new PrefillEngines(fleet.pairing);
+    const plain = new TwoLegs(legs, engines);
+    const { readback, disaggregateAbove: above } = settings;
+    if (readback !== undefined && objects !== undefined)
+      this.#readback = new ReadbackStrategy(legs, plain, engines, readback, objects);
+    const twoLegs = this.#readback ?? plain;
+    // The request tells a sidecar whether it has two legs.
+    this.#strategy =
+      above === undefined || named !== undefined
+        ? twoLegs
+        : new ConditionalStrategy(legs, twoLegs, above, this.#readback);
+  }
+
+  async close(): Promise<void> {
+    await this.#readback?.close();
   }
 
   /** The strategy, as status pages show it. */
@@ -49,16 +64,12 @@ export class Generation {
     body: ReceivedBody,
   ): Promise<KvError | undefined> {
     const { fleet, settings, prefillers, decoders } = this.#legs;
-    const { requestId, headers, deadline, record } = client;
+    const { requestId, headers, deadline, record, attempts } = client;
     const named = this.#named?.of(headers, requestId);
     const request = await parseRequestInSteps(endpoint, body.take(), fleet.parses);
-    request.kvSource = this.#named?.kvSource(headers, {
-      requestId,
-      prefillers: named,
-      socket: client.response.req.socket,
-    });
-    client.attempts = this.#legs.newAttempts(request);
-    const { attempts } = client;
+    const { socket } = client.response.req;
+    request.kvSource = this.#named?.kvSource(headers, requestId, named, socket);
+    attempts.avoid(this.#legs.missing?.lacking(request.fields.model));
     const part: Part = {
       requestId,
       headers,
@@ -99,20 +110,17 @@ export class Generation {
   ): Promise<KvError | undefined> {
     // Long members are not copied.
     const lengthBytes = parts.reduce((sum, { request }) => sum + request.text.length, 0);
-    client.admission.add(parts.length - 1, lengthBytes);
+    client.grow(parts.length - 1, lengthBytes);
     client.record.parts = parts.length;
-    const answered = await new FanOut(part, this.#strategy).run(parts);
+    const fanOut = new FanOut(part, this.#strategy);
     try {
+      const answered = await fanOut.run(parts);
       const refusal = answered.find(({ answer }) => answer.status !== 200);
       if (refusal !== undefined)
         return await this.#stream(client, part.request.endpoint, refusal.answer);
       return await mergeAnswers(this.#legs, client, answered);
     } finally {
-      for (const { answer, deadline } of answered) {
-        answer.discard();
-        answer.visit.abandoned();
-        deadline.close();
-      }
+      fanOut.end();
     }
   }
 
@@ -124,20 +132,6 @@ export class Generation {
     const filter = new AnswerFilter(endpoint, answer);
     return streamResponse(client, answer, this.#legs.settings, filter);
   }
-}
-
-/** The strategy that the settings `mode`, `pushLegs` and `disaggregateAbove` name. */
-function strategyOf(legs: Legs, readback: Readback | undefined): DisaggregationStrategy {
-  const { settings, fleet } = legs;
-  const engines = new PrefillEngines(fleet.pairing);
-  const plain = new TwoLegs(legs, engines, settings);
-  const twoLegs =
-    readback === undefined ? plain : new ReadbackStrategy(legs, plain, readback, engines);
-  const { disaggregateAbove: above } = settings;
-  // The request tells a sidecar whether it has two legs.
-  return above === undefined || settings.sidecar !== undefined
-    ? twoLegs
-    : new ConditionalStrategy(legs, twoLegs, above, readback);
 }
 
 function cannotDisaggregate(why: string): KvError {
@@ -152,7 +146,10 @@ interface FirstPrefill {
   instance: Instance | undefined;
 }
 
-type EarlyEnd = { readonly error: unknown } | { readonly refusal: AnsweredPart };
+interface EarlyEnd {
+  readonly error?: unknown;
+  readonly refusal?: AnsweredPart;
+}
 
 /**
  * Runs all parts and waits until each answer begins, so that one part's error can still answer the
@@ -163,37 +160,39 @@ class FanOut {
   readonly #client: Part;
   readonly #strategy: DisaggregationStrategy;
   readonly #deadlines: Deadline[] = [];
+  readonly #answered: AnsweredPart[] = [];
   /** The key is the index of the prompt. */
   readonly #firstPrefills = new Map<number, FirstPrefill>();
-  #earlyEnd: EarlyEnd | undefined;
+  /** The first failure, or the first answer other than 200. */
+  #early: EarlyEnd | undefined;
 
   constructor(client: Part, strategy: DisaggregationStrategy) {
     this.#client = client;
     this.#strategy = strategy;
   }
 
-  /** @throws The error of the first part that fails. */
+  /**
+   * Returns all answers, or one that is not 200.
+   * @throws The error of the first part that fails.
+   */
   async run(parts: readonly RequestPart[]): Promise<readonly AnsweredPart[]> {
     const { record } = this.#client;
     const records = parts.map((_, index) => (index === 0 ? record : new RequestRecord()));
-    const results = await Promise.allSettled(
+    const answered = await Promise.all(
       parts.map((part, index) => this.#runPart(part, index, records[index] ?? record)),
     );
     record.prefillWorkMs = records.reduce((sum, { prefillWorkMs }) => sum + prefillWorkMs, 0);
-    const answered = results.flatMap((result) =>
-      result.status === "fulfilled" ? [result.value] : [],
-    );
-    const end = this.#earlyEnd;
-    if (end === undefined) return answered;
-    const refusal = "refusal" in end ? end.refusal : undefined;
-    for (const part of answered) {
-      if (part === refusal) continue;
-      part.answer.discard();
-      part.answer.visit.abandoned();
+    if (this.#early === undefined) return answered.filter((part) => part !== undefined);
+    if (this.#early.refusal === undefined) throw this.#early.error;
+    return [this.#early.refusal];
+  }
+
+  end(): void {
+    for (const { answer } of this.#answered) {
+      answer.discard();
+      answer.visit.abandoned();
     }
-    for (const deadline of this.#deadlines) if (deadline !== refusal?.deadline) deadline.close();
-    if ("refusal" in end) return [end.refusal];
-    throw end.error;
+    for (const deadline of this.#deadlines) deadline.close();
   }
 
   /** `record`: the request's, given to the first part only; the log shows its legs. */
@@ -201,16 +200,18 @@ class FanOut {
     requestPart: RequestPart,
     index: number,
     record: RequestRecord,
-  ): Promise<AnsweredPart> {
+  ): Promise<AnsweredPart | undefined> {
     const { requestId, headers, prefillers } = this.#client;
     const deadline = this.#client.deadline.fork();
     this.#deadlines.push(deadline);
+    const attempts = new Attempts();
+    attempts.avoid(this.#client.attempts.prefill.avoided);
     const part: Part = {
       requestId: `${requestId}-${index}`,
       request: requestPart.request,
       headers,
       deadline,
-      attempts: new Attempts(this.#client.attempts.prefill.avoided),
+      attempts,
       prefillers,
       record,
       isSplit: true,
@@ -221,13 +222,14 @@ class FanOut {
           ? await this.#runFirstCopy(part, requestPart.prompt)
           : await this.#runFurtherCopy(part, requestPart.prompt);
       const answered = { ...requestPart, requestId: part.requestId, deadline, answer };
-      if (answer.status !== 200) this.#endEarly({ refusal: answered }, deadline);
+      this.#answered.push(answered);
+      if (answer.status !== 200) this.#endEarly(deadline, { refusal: answered });
       return answered;
     } catch (error) {
-      this.#endEarly({ error: this.#client.deadline.reasonOr(error) }, deadline);
-      throw error;
+      this.#endEarly(deadline, { error: this.#client.deadline.reasonOr(error) });
+      return undefined;
     } finally {
-      part.attempts.end();
+      attempts.end();
     }
   }
 
@@ -255,9 +257,9 @@ class FanOut {
   }
 
   /** Aborts all other parts than that of `deadline`. Only the first call counts. */
-  #endEarly(end: EarlyEnd, deadline: Deadline): void {
-    if (this.#earlyEnd !== undefined) return;
-    this.#earlyEnd = end;
+  #endEarly(deadline: Deadline, early: EarlyEnd): void {
+    if (this.#early !== undefined) return;
+    this.#early = early;
     const reason = new KvError("KV_REQUEST_ABORTED", "another part of the request failed");
     for (const other of this.#deadlines) if (other !== deadline) other.abort(reason);
   }

@@ -2,11 +2,11 @@ import type { Instance, Pairing, Visit } from "@kv/fleet";
 import type { Deadline } from "@kv/fleet/front-end";
 import { KvError, type Timer } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
-import { type Part, underUniqueId } from "../legs/client-request.js";
+import type { Part } from "../legs/client-request.js";
 import { type LegEnd, type Legs, legValue } from "../legs/legs.js";
 import { releaseUntaken } from "../legs/release-blocks.js";
 import { HeldBlocks } from "../legs/tries.js";
-import { KV_REQUEST_PULL, KV_REQUEST_PUSH } from "../request/leg-bodies.js";
+import { KV_REQUEST_PULL, KV_REQUEST_PUSH, withIdSuffix } from "../request/leg-bodies.js";
 import {
   cachedTokensOf,
   type LegAnswer,
@@ -43,11 +43,8 @@ export class TwoLegs implements DisaggregationStrategy {
   readonly #mode: ProxySettings["mode"];
   readonly #atOnce: boolean;
 
-  constructor(
-    legs: Legs,
-    engines: PrefillEngines,
-    { mode, pushLegs }: Pick<ProxySettings, "mode" | "pushLegs">,
-  ) {
+  constructor(legs: Legs, engines: PrefillEngines) {
+    const { mode, pushLegs } = legs.settings;
     this.#legs = legs;
     this.#engines = engines;
     this.#mode = mode;
@@ -83,17 +80,24 @@ export class TwoLegs implements DisaggregationStrategy {
     const instance = await this.#chosenPrefill(given);
     const mode =
       this.#mode === "push" || instance === undefined ? this.#mode : this.#engines.modeOf(instance);
-    const own = { ...given, preferredPrefill: instance ?? given.preferredPrefill };
-    if (mode === "pull") return this.#sequential(own, KV_REQUEST_PULL);
-    const part = underUniqueId(own, this.#legs.ambient.random);
-    const coordinates = instance === undefined ? undefined : this.#engines.coordinatesOf(instance);
+    const preferredPrefill = instance ?? given.preferredPrefill;
+    if (mode === "pull") return this.#sequential({ ...given, preferredPrefill }, KV_REQUEST_PULL);
+    // The engines match legs by id, so an id that clients reuse would match another prompt's KV.
+    const suffix = `-${this.#legs.ambient.random.uuid()}`;
+    const part = {
+      ...given,
+      preferredPrefill,
+      requestId: `${given.requestId}${suffix}`,
+      request: withIdSuffix(given.request, suffix),
+    };
+    const coordinates = instance && this.#engines.coordinatesOf(instance);
     // The coordinates are this instance's, so no other may take its place.
-    if (mode === "push" && this.#atOnce && isFirst && coordinates !== undefined)
+    if (mode === "push" && this.#atOnce && isFirst && instance && coordinates)
       return new ConcurrentLegs(
         this.#legs,
         this.#engines,
         part,
-        (instance as NonNullable<typeof instance>).begin(),
+        instance.begin(),
         coordinates,
       ).run();
     return this.#sequential(part, mode === "push" ? KV_REQUEST_PUSH : KV_REQUEST_PULL);
@@ -112,9 +116,9 @@ export class TwoLegs implements DisaggregationStrategy {
   }
 
   async #sequential(part: Part, kvRequest: string, prefilled?: PrefillOutcome): Promise<Round> {
-    const given = prefilled === undefined ? undefined : { value: prefilled };
-    const end = given ?? (await this.#legs.prefill(part, kvRequest));
-    const { value: outcome } = end;
+    const end =
+      prefilled === undefined ? await this.#legs.prefill(part, kvRequest) : { value: prefilled };
+    const outcome = end.value;
     if (outcome?.kind !== "kv") return { prefilled: end, mayRetry: false };
     const { instance, kvTransferParams, atMs } = outcome;
     const held = new HeldBlocks();
@@ -130,8 +134,8 @@ export class TwoLegs implements DisaggregationStrategy {
       ended = this.#legs.fleet.signals.kvReady(instance, blockIds, atMs);
       await this.#legs.fleet.pairing?.certain(instance);
       const leaseEndsAtMs = atMs + this.#legs.settings.timeouts.leaseMs;
-      const options = { prefill: instance, leaseEndsAtMs, held };
-      const decoded = await this.#legs.decode(part, kvTransferParams, options);
+      const kv = { params: kvTransferParams, prefill: instance, leaseEndsAtMs, held };
+      const decoded = await this.#legs.decode(part, kv);
       return { prefill: instance, decoded };
     } finally {
       if (!held.isTaken) releaseUntaken(this.#legs, part, outcome, held);
@@ -154,7 +158,7 @@ export class TwoLegs implements DisaggregationStrategy {
     const moves = this.#mayMove(part, prefill, fault, error);
     const again = KvError.is(error, "KV_LEASE_EXPIRED")
       ? isFirst
-      : moves || (await attempts.decode.again(fault, decoders.list(), deadline, ambient));
+      : moves || (await attempts.decode.again(fault, decoders.list(), deadline, ambient.clock));
     if (!again) return legValue(decoded);
     answer?.discard();
     // With one D, only P can change: vLLM's D answers 500 when the P that holds its KV has ended
@@ -188,7 +192,7 @@ export class TwoLegs implements DisaggregationStrategy {
       const again =
         fault === "unreachable" ||
         fault === "lacks-model" ||
-        (await attempts.prefill.again(fault, all, deadline, this.#legs.ambient));
+        (await attempts.prefill.again(fault, all, deadline, this.#legs.ambient.clock));
       if (again) return this.#beginAgain(part, `the prefill leg failed: ${fault}`);
     }
     return (legValue(prefilled) as PrefillError).answer;
@@ -292,12 +296,15 @@ class ConcurrentLegs {
         }
         return end;
       }, failed);
-    const params = registrationParams(coordinates, part.requestId);
     this.#decoding = legs
-      .decode({ ...part, deadline: this.#decodeDeadline }, params, {
-        prefill: visit.instance,
-        held: this.#held,
-      })
+      .decode(
+        { ...part, deadline: this.#decodeDeadline },
+        {
+          params: registrationParams(coordinates, part.requestId),
+          prefill: visit.instance,
+          held: this.#held,
+        },
+      )
       .catch(failed);
   }
 
@@ -428,18 +435,14 @@ export interface EngineCoordinates {
   readonly isKv: boolean;
 }
 
-interface Learned {
-  readonly mode: "pull" | "push";
-  readonly coordinates: EngineCoordinates | undefined;
-}
-
 /** vLLM's default of VLLM_NIXL_SIDE_CHANNEL_PORT. */
 const DEFAULT_PORT = 5600;
 
 /** Engines of prefill instances. Their last `kv_transfer_params` override the configuration. */
 export class PrefillEngines {
   readonly #pairing: Pairing | undefined;
-  readonly #learned = new WeakMap<Instance, Learned>();
+  readonly #modes = new WeakMap<Instance, "pull" | "push">();
+  readonly #coordinates = new WeakMap<Instance, EngineCoordinates>();
 
   /** `pairing` learns which engines answer. */
   constructor(pairing?: Pairing) {
@@ -448,7 +451,7 @@ export class PrefillEngines {
 
   /** Undefined until the engine's id is known. */
   coordinatesOf(instance: Instance): EngineCoordinates | undefined {
-    const learned = this.#learned.get(instance)?.coordinates;
+    const learned = this.#coordinates.get(instance);
     if (learned !== undefined) return learned;
     const { kv, url } = instance;
     if (kv?.engineId === undefined) return undefined;
@@ -468,15 +471,14 @@ export class PrefillEngines {
    * first answer.
    */
   modeOf(instance: Instance): "pull" | "push" | undefined {
-    return this.#learned.get(instance)?.mode;
+    return this.#modes.get(instance);
   }
 
   learn({ instance, fields }: PrefilledKv): EngineCoordinates | undefined {
     const params = fields.kv_transfer_params as Readonly<Record<string, unknown>>;
-    const mode = params.transfer_mode === "push" ? "push" : "pull";
+    this.#modes.set(instance, params.transfer_mode === "push" ? "push" : "pull");
     const found = coordinatesIn(params);
-    const coordinates = found ?? this.#learned.get(instance)?.coordinates;
-    this.#learned.set(instance, { mode, coordinates });
+    if (found !== undefined) this.#coordinates.set(instance, found);
     return found;
   }
 
@@ -484,10 +486,11 @@ export class PrefillEngines {
    * Resolves once a new engine's side channel was read; undefined where nothing is to be awaited.
    */
   confirm(instance: Instance): Promise<void> | undefined {
-    const learned = this.#learned.get(instance);
-    if (this.#pairing === undefined || learned?.coordinates === undefined) return undefined;
-    const { engineId, host, port, tpSize } = learned.coordinates;
-    return this.#pairing.answered(instance, { engineId, host, port, tpSize, mode: learned.mode });
+    const mode = this.#modes.get(instance);
+    const learned = this.#coordinates.get(instance);
+    if (mode === undefined || learned === undefined) return undefined;
+    const { engineId, host, port, tpSize } = learned;
+    return this.#pairing?.answered(instance, { engineId, host, port, tpSize, mode });
   }
 }
 

@@ -1,6 +1,5 @@
 import type { IncomingMessage, ServerResponse } from "node:http";
-import { shortened } from "@kv/http";
-import { KvError } from "@kv/interface";
+import { refusedRequest, shortened } from "@kv/http";
 
 /** Header names as a browser's preflight lists them. */
 const HEADER_NAMES = /^[A-Za-z0-9-]{1,64}( *, *[A-Za-z0-9-]{1,64}){0,31}$/;
@@ -27,10 +26,7 @@ export function applyCors(
   if (!all && !origins.includes(origin)) {
     if (!isPreflight) return false;
     const message = `pages of ${shortened(origin)} may not use this server`;
-    throw new KvError("KV_REQUEST_INVALID", message, {
-      hint: "name the origin in cors.origins (--cors-origin)",
-      details: { httpStatus: 403 },
-    });
+    throw refusedRequest(403, message, "name the origin in cors.origins (--cors-origin)");
   }
   response.setHeader("access-control-allow-origin", all ? "*" : origin);
   response.setHeader("access-control-expose-headers", "x-request-id, retry-after");

@@ -1,6 +1,10 @@
 import { readFileSync } from "node:fs";
-import { ABANDONED_PREFILL_MS } from "../config/limit-settings.js";
-import { bodiesPerClientBytes, isOneClient, type ProxySettings } from "../config/settings.js";
+import {
+  ABANDONED_PREFILL_MS,
+  bodiesPerClientBytes,
+  isOneClient,
+  type ProxySettings,
+} from "../config/settings.js";
 
 export type ResolvedLimits = ReturnType<typeof resolveLimits>;
 
@@ -32,17 +36,12 @@ function descriptorLimit(): number {
  * 10,000. One address may have half of the connections, one client half of the requests. A
  * sidecar's clients are gateways, so limits per client need `clientHeader`.
  */
-export function resolveLimits(
-  settings: Pick<ProxySettings, "limits" | "timeouts" | "mode" | "sidecar">,
-  descriptors = descriptorLimit(),
-) {
+export function resolveLimits(settings: ProxySettings) {
   const { limits, mode, sidecar } = settings;
   const { headersMs, receiveMs, keepAliveMs } = settings.timeouts;
   const perRequest = mode === "pull" ? 2 : 3;
-  const most = Math.max(
-    1,
-    Math.min(MAX_CONNECTIONS, Math.floor((descriptors - KEPT_DESCRIPTORS) / perRequest)),
-  );
+  const descriptors = Math.floor((descriptorLimit() - KEPT_DESCRIPTORS) / perRequest);
+  const most = Math.max(1, Math.min(MAX_CONNECTIONS, descriptors));
   const shareOfClient = isOneClient(settings) ? 1 : 0.5;
   const connections = limits.connections ?? most;
   const requestsInFlight = limits.requestsInFlight ?? most;

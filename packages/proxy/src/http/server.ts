@@ -2,7 +2,6 @@ import { createHash } from "node:crypto";
 import {
   DECODE_ROUTES,
   ENDPOINTS,
-  type Fleet,
   INSTANCE_CHANGES,
   type InstanceChange,
   requireToken,
@@ -15,32 +14,28 @@ import {
   errorForClient,
   HttpServer,
   type ReceivedBody,
+  refusedRequest,
   sendJson,
   shortened,
   type Turn,
 } from "@kv/http";
-import { KvError } from "@kv/interface";
+import type { KvError } from "@kv/interface";
 import { packageVersion } from "@kv/program";
-import type { ProxySettings } from "../config/settings.js";
 import type { Generation } from "../flow/generation.js";
-import { MODELS_PATH, type OtherRoutes } from "../flow/other-routes.js";
+import { MODELS_PATH, models, pass } from "../flow/other-routes.js";
 import type { ClientRequest } from "../legs/client-request.js";
+import type { Legs } from "../legs/legs.js";
 import { applyCors } from "./cors.js";
 import { docsPage, openApi } from "./openapi.js";
 import type { AnswerRequest, RequestLives } from "./request-lives.js";
 import type { ResolvedLimits } from "./resolved-limits.js";
 
 export interface ClientServerOptions {
-  readonly fleet: Fleet;
-  readonly settings: Pick<
-    ProxySettings,
-    "timeouts" | "exposeInstances" | "cors" | "instanceRoutes" | "sidecar"
-  >;
   readonly changeInstance: (change: InstanceChange, body: unknown) => Promise<object>;
   readonly limits: ResolvedLimits;
   readonly lives: RequestLives;
   readonly generation: Generation;
-  readonly otherRoutes: OtherRoutes;
+  readonly legs: Legs;
   readonly certificate: Certificate | undefined;
   readonly status: () => object | Promise<object>;
 }
@@ -66,7 +61,8 @@ export class ClientServer {
 
   constructor(options: ClientServerOptions) {
     this.#options = options;
-    const { limits, settings, certificate, fleet } = options;
+    const { limits, certificate, legs } = options;
+    const { fleet, settings } = legs;
     this.#addRoutes();
     this.http = new HttpServer({
       limits,
@@ -83,7 +79,8 @@ export class ClientServer {
   }
 
   #addRoutes(): void {
-    const { fleet, status, settings, generation, otherRoutes } = this.#options;
+    const { status, generation, legs, lives } = this.#options;
+    const { fleet, settings } = legs;
     const get = (path: string, serve: Handler) => this.#routes.set(path, { method: "GET", serve });
     const post = (path: string, serve: Handler) =>
       this.#routes.set(path, { method: "POST", serve });
@@ -93,19 +90,19 @@ export class ClientServer {
       );
     for (const path of DECODE_ROUTES)
       post(path, (turn) =>
-        this.#withBody(turn, (client, body) => otherRoutes.pass(client, path + turn.query, body)),
+        this.#withBody(turn, (client, body) => pass(legs, client, path + turn.query, body)),
       );
-    get(MODELS_PATH, ({ query, ...turn }) =>
-      this.#answer(turn, MODELS_PATH, (client) => otherRoutes.models(client, query)),
+    get(MODELS_PATH, (turn) =>
+      lives.serve(turn, MODELS_PATH, (client) => models(legs, client, turn.query)),
     );
-    get(MODEL_PATH, ({ query, ...turn }) => {
+    get(MODEL_PATH, (turn) => {
       const id = decoded(turn.path.slice(MODEL_PATH.length));
-      return this.#answer(turn, MODELS_PATH, (client) => otherRoutes.models(client, query, id));
+      return lives.serve(turn, MODELS_PATH, (client) => models(legs, client, turn.query, id));
     });
     if (settings.sidecar !== undefined)
       for (const path of SIDECAR_ROUTES)
-        get(path, ({ query, ...turn }) =>
-          this.#answer(turn, path, (client) => otherRoutes.pass(client, path + query)),
+        get(path, (turn) =>
+          lives.serve(turn, path, (client) => pass(legs, client, path + turn.query)),
         );
     const serveHealth: Handler = async ({ response }) => {
       const { ok, body } = await fleet.health();
@@ -123,17 +120,15 @@ export class ClientServer {
     });
     if (settings.instanceRoutes === undefined) return;
     const { token } = settings.instanceRoutes;
-    for (const change of INSTANCE_CHANGES) {
-      const serve: Handler = (turn) => this.#changeInstance(change, turn, token);
-      this.#routes.set(`/instances/${change}`, { method: "POST", serve });
-    }
+    for (const change of INSTANCE_CHANGES)
+      post(`/instances/${change}`, (turn) => this.#changeInstance(change, turn, token));
   }
 
   async #serve(turn: Turn): Promise<void> {
     const { request, response, path, query, expectsContinue } = turn;
     // A client must not send its next request to a server that is closing.
-    if (this.#options.fleet.isDraining) response.setHeader("connection", "close");
-    const { cors } = this.#options.settings;
+    if (this.#options.legs.fleet.isDraining) response.setHeader("connection", "close");
+    const { cors } = this.#options.legs.settings;
     if (cors !== undefined && applyCors(cors.origins, request, response)) return;
     const route = this.#routes.get(path.startsWith(MODEL_PATH) ? MODEL_PATH : path);
     if (route === undefined) throw notFound(request.method, path);
@@ -158,14 +153,10 @@ export class ClientServer {
     lives.check(turn.client);
     const body = await this.http.readBody(turn);
     try {
-      await lives.serve({ ...turn, endpoint: turn.path, body }, (client) => answer(client, body));
+      await lives.serve(turn, turn.path, (client) => answer(client, body), body);
     } finally {
       body.share.end();
     }
-  }
-
-  #answer(turn: Omit<Turn, "query">, endpoint: string, answer: AnswerRequest): Promise<void> {
-    return this.#options.lives.serve({ ...turn, endpoint }, answer);
   }
 
   /** As on the admin port. Pages of other sites know no token and have an origin. */
@@ -177,12 +168,12 @@ export class ClientServer {
     const { request, response } = turn;
     // vLLM's demo proxy takes its key in this header.
     requireToken(request.headers.authorization, token, request.headers["x-api-key"]);
-    if (token === undefined && request.headers.origin !== undefined) {
-      throw new KvError("KV_REQUEST_INVALID", "instances are not changed by web pages", {
-        hint: "send the request without a browser, or set a token (instanceRoutes.token)",
-        details: { httpStatus: 403 },
-      });
-    }
+    if (token === undefined && request.headers.origin !== undefined)
+      throw refusedRequest(
+        403,
+        "instances are not changed by web pages",
+        "send the request without a browser, or set a token (instanceRoutes.token)",
+      );
     await this.http.withJson(turn, async (body) =>
       sendJson(response, 200, await this.#options.changeInstance(change, body)),
     );
@@ -200,37 +191,30 @@ export class ClientServer {
   #countRefusal({ details }: KvError): void {
     const { limit } = details;
     if (typeof limit === "string")
-      this.#options.fleet.ambient.metrics.count("kv_proxy_refused_total", 1, { limit });
+      this.#options.legs.fleet.ambient.metrics.count("kv_proxy_refused_total", 1, { limit });
   }
 }
 
 function notFound(method: string | undefined, path: string): KvError {
   if (INSTANCE_CHANGES.some((change) => path === `/instances/${change}`))
-    return new KvError("KV_REQUEST_INVALID", `${path} is not served on the clients' port`, {
-      hint: "start with --instance-routes (instanceRoutes), or use the admin port (--admin-port)",
-      details: { httpStatus: 404 },
-    });
+    return refusedRequest(
+      404,
+      `${path} is not served on the clients' port`,
+      "start with --instance-routes (instanceRoutes), or use the admin port (--admin-port)",
+    );
   const why = whyRefused(method ?? "", path);
   if (why !== undefined)
-    return new KvError(
-      "KV_REQUEST_INVALID",
-      `${method} ${shortened(path)} is not served here: ${why}`,
-      {
-        details: { httpStatus: 404 },
-      },
-    );
-  return new KvError("KV_REQUEST_INVALID", `there is no route ${method} ${shortened(path)}`, {
-    hint: "the routes are POST /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages, GET /v1/models, /v1/models/ID, /health, /status; GET /docs lists all",
-    details: { httpStatus: 404 },
-  });
+    return refusedRequest(404, `${method} ${shortened(path)} is not served here: ${why}`);
+  return refusedRequest(
+    404,
+    `there is no route ${method} ${shortened(path)}`,
+    "the routes are POST /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages, GET /v1/models, /v1/models/ID, /health, /status; GET /docs lists all",
+  );
 }
 
 function wrongMethod(method: string | undefined, path: string, allow: string): KvError {
   const message = `${shortened(path)} is served to ${allow}, not to ${method}`;
-  return new KvError("KV_REQUEST_INVALID", message, {
-    hint: `send ${allow}`,
-    details: { httpStatus: 405, allow },
-  });
+  return refusedRequest(405, message, `send ${allow}`, { allow });
 }
 
 function decoded(text: string): string {

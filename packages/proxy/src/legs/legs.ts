@@ -11,12 +11,18 @@ import {
   type Fleet,
   type ForwardedHeaders,
   forwardedHeaders,
-  type KvSource,
   legHeaders,
   type RequestBody,
+  traceparentOf,
   type UpstreamAnswer,
 } from "@kv/fleet/front-end";
-import { type Ambient, KvError, type KvTransferParams, type Span } from "@kv/interface";
+import {
+  type Ambient,
+  KvError,
+  type KvTransferParams,
+  type Span,
+  type Tracer,
+} from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { decodeBody, prefillBody, singleInstanceBody } from "../request/leg-bodies.js";
 import {
@@ -28,6 +34,7 @@ import {
   readPassedAnswer,
   readPrefillAnswer,
 } from "../response/leg-answer.js";
+import type { Disaggregation } from "../telemetry/request-record.js";
 import {
   badStatus,
   type Fault,
@@ -37,25 +44,16 @@ import {
   noInstance,
   tooLong,
 } from "../upstream/upstream-errors.js";
-import type {
-  DecodeLegOptions,
-  Part,
-  PrefillLegOptions,
-  Requester,
-  SingleLeg,
-} from "./client-request.js";
-import { startLegSpan, withSpan } from "./leg-spans.js";
+import type { Part, Requester } from "./client-request.js";
 import { MissingModels } from "./missing-models.js";
-import { Attempts, type HeldBlocks, type Tries } from "./tries.js";
+import type { HeldBlocks, Tries } from "./tries.js";
 
-export type LegEnd<T> = {
-  /** Undefined where no instance was tried. */
-  readonly instance?: Instance;
+/** Has a value or an error. */
+export interface LegEnd<T> {
   readonly fault?: Fault | undefined;
-} & (
-  | { readonly value: T; readonly error?: undefined }
-  | { readonly value?: undefined; readonly error: KvError }
-);
+  readonly value?: T | undefined;
+  readonly error?: KvError | undefined;
+}
 
 interface LegValue {
   readonly status: number;
@@ -70,6 +68,32 @@ export function legValue<T>({ value, error }: LegEnd<T>): T {
   return value as T;
 }
 
+interface DecodeLegKv {
+  /** P's KV parameters as JSON text. */
+  readonly params: string;
+  /** Whose KV the leg reads. Only decode instances that fit it are chosen. */
+  readonly prefill: Instance;
+  /** Learns what the leg does with that KV. */
+  readonly held: HeldBlocks;
+  /**
+   * Until when P surely holds the blocks, on the proxy's clock. Later tries end with
+   * `KV_LEASE_EXPIRED`.
+   */
+  readonly leaseEndsAtMs?: number | undefined;
+}
+
+/** Why one instance serves a part. */
+type SingleLeg = "no-kv" | "unsplittable" | "one-leg-pays" | "unnamed" | "asks-about-prompt";
+
+interface PrefillLegOptions {
+  /** Visits this instance once, and no other. */
+  readonly only?: Visit | undefined;
+  /** Tokens of an ended turn that P reads from D. */
+  readonly readTokens?: number | undefined;
+  /** Default: the time limit of the settings. */
+  readonly limitMs?: number | undefined;
+}
+
 interface TryOptions {
   readonly role: Role;
   /** Names the time limit of all tries together. */
@@ -79,7 +103,10 @@ interface TryOptions {
   readonly partner?: Partner | undefined;
   /** Visits this instance and no other. */
   readonly only?: Visit | undefined;
-  /** Other instances are tried only while no engine has seen the request. */
+  /**
+   * Other instances are tried only while no engine has seen the request.
+   * @default for `only`
+   */
   readonly once?: boolean | undefined;
 }
 
@@ -100,8 +127,9 @@ export class Legs {
   /** Client headers that instances of each role get. */
   readonly forwarded: ForwardedHeaders;
   readonly fleet: Fleet;
+  /** Undefined until an instance lacks a model. */
+  missing: MissingModels | undefined;
   readonly #background = new Set<Promise<void>>();
-  #missing: MissingModels | undefined;
 
   constructor(fleet: Fleet, settings: ProxySettings) {
     this.fleet = fleet;
@@ -122,43 +150,22 @@ export class Legs {
     { only, readTokens, limitMs = this.settings.timeouts.prefillMs }: PrefillLegOptions = {},
   ): Promise<LegEnd<PrefillOutcome>> {
     if (part.isSplit === true) await this.fleet.partTurn();
-    const { kvSources } = this.fleet;
     const partner = { avoiding: part.attempts.decode.avoided };
     return this.#try(
       part,
-      {
-        role: "prefill",
-        phase: "the prefill leg",
-        limitMs,
-        partner,
-        only,
-        once: only !== undefined,
-      },
-      (visit, { fresh }) => {
-        const source = kvSources?.sourceFor(visit.instance, part, part.kvHolders ?? []);
-        const named = source && kvSources?.kvTransferParam(source);
-        const body = prefillBody(part.request, kvRequest, part.requestId, named);
-        // A leg that reads a turn is not tried again.
-        const own = { body, fresh: fresh || readTokens !== undefined };
-        return this.#prefillAt(visit, part, own, { readTokens, source });
-      },
+      { role: "prefill", phase: "the prefill leg", limitMs, partner, only },
+      (visit, { fresh }) => this.#prefillAt(visit, part, kvRequest, fresh, readTokens),
     );
   }
 
   /**
-   * Sends a part to a decode instance with P's KV parameters (JSON text). Once an engine may have
+   * Sends a part to a decode instance with P's KV parameters. Once an engine may have
    * seen the blocks, it may have told P to free them, so they are not tried again. The caller ends
    * the answer's visit.
    * @throws The deadline's reason.
    */
-  async decode(
-    part: Part,
-    kvTransferParams: string,
-    options: DecodeLegOptions,
-  ): Promise<LegEnd<LegAnswer>> {
-    if (part.isSplit === true) await this.fleet.partTurn();
-    const body = decodeBody(part.request, kvTransferParams, part.requestId);
-    return this.#generate(part, "decode", body, true, options);
+  decode(part: Part, kv: DecodeLegKv): Promise<LegEnd<LegAnswer>> {
+    return this.#generate(part, "decode", true, kv);
   }
 
   /**
@@ -168,7 +175,6 @@ export class Legs {
    * @throws As `legValue`, the deadline's reason.
    */
   async single(part: Part, why: SingleLeg, reason?: string): Promise<LegAnswer> {
-    if (part.isSplit === true) await this.fleet.partTurn();
     const { log, metrics } = this.ambient;
     if (why === "no-kv" || why === "unsplittable") {
       log.warn("decode-computes", { requestId: part.requestId, reason });
@@ -177,7 +183,7 @@ export class Legs {
       metrics.count("kv_proxy_disaggregation_total", 1, { legs: "1", reason: "no-prefiller" });
     const onePart = why === "no-kv" || why === "one-leg-pays";
     const role = why === "asks-about-prompt" ? "prefill" : "decode";
-    return legValue(await this.#generate(part, role, singleInstanceBody(part.request), onePart));
+    return legValue(await this.#generate(part, role, onePart));
   }
 
   /**
@@ -196,16 +202,11 @@ export class Legs {
     record.decodeStartedAtMs = this.ambient.clock.now();
     const end = await this.#try(
       requester,
-      { role: "decode", phase, limitMs, only, once: only !== undefined },
+      { role: "decode", phase, limitMs, only },
       (visit, { fresh }) =>
         this.#answerAt(visit, requester, { path, body, fresh }, readPassedAnswer),
     );
     return legValue(end);
-  }
-
-  /** Avoids instances that lack the part's model. */
-  newAttempts({ fields }: Part["request"]): Attempts {
-    return new Attempts(this.#missing?.lacking(fields.model));
   }
 
   /** `settled` awaits this work, which outlives its request. */
@@ -245,17 +246,19 @@ export class Legs {
   async #prefillAt(
     visit: Visit,
     part: Part,
-    leg: Pick<SentLeg, "body" | "fresh">,
-    {
-      readTokens,
-      source,
-    }: { readonly readTokens: number | undefined; readonly source: KvSource | undefined },
+    kvRequest: string,
+    fresh: boolean,
+    readTokens: number | undefined,
   ): Promise<PrefillOutcome> {
     const { clock } = this.ambient;
+    const { kvSources } = this.fleet;
     const { prefillAnswerLengthBytes: limitBytes } = this.settings.limits;
     const { deadline, record, request } = part;
     const { instance } = visit;
     const { inFlight } = instance;
+    const source = kvSources?.sourceFor(instance, part, part.kvHolders ?? []);
+    const named = source && kvSources?.kvTransferParam(source);
+    const body = prefillBody(request, kvRequest, part.requestId, named);
     const startedAtMs = clock.now();
     let sentAtMs: number | undefined;
     const onSent = () => {
@@ -268,10 +271,15 @@ export class Legs {
     record.expectedCachedTokens = expected;
     record.kvSource = source?.peer;
     record.kvSourceTokens = source?.tokens;
-    const fetchTokens = source === undefined ? undefined : source.tokens - source.ownTokens;
     try {
-      const sent = { ...leg, path: request.endpoint, span, onSent };
-      const answer = await this.send(part, instance, sent);
+      const answer = await this.send(part, instance, {
+        path: request.endpoint,
+        body,
+        span,
+        // A leg that reads a turn is not tried again.
+        fresh: fresh || readTokens !== undefined,
+        onSent,
+      });
       const { bytes, complete } =
         answer.body.readBuffered(limitBytes) ?? (await answer.body.readLimited(limitBytes));
       if (!complete) {
@@ -285,19 +293,17 @@ export class Legs {
       span?.set({ "http.response.status_code": answer.status });
       if (outcome.kind === "kv") {
         const { usage, kv_transfer_params: params } = outcome.fields;
-        const cachedTokens = cachedTokensOf(outcome.fields);
-        const wasAlone = inFlight === 1;
         const ended = {
           request,
           usage,
           durationMs,
-          wasAlone,
-          cachedTokens,
+          wasAlone: inFlight === 1,
+          cachedTokens: cachedTokensOf(outcome.fields),
           readTokens,
-          fetchTokens,
+          fetchTokens: source && source.tokens - source.ownTokens,
         };
         record.cachedTokens = this.fleet.signals.prefillEnded(ended, expected);
-        this.fleet.kvSources?.askedFor(request);
+        kvSources?.askedFor(request);
         span?.set({ "kv.cached_tokens": record.cachedTokens });
         if ((params as KvTransferParams)["first_token_ids"] != null)
           span?.set({ "kv.first_token": "prefill" });
@@ -315,14 +321,16 @@ export class Legs {
     }
   }
 
-  #generate(
+  async #generate(
     part: Part,
     role: Role,
-    body: RequestBody,
     onePart: boolean,
-    kv?: DecodeLegOptions,
+    kv?: DecodeLegKv,
   ): Promise<LegEnd<LegAnswer>> {
+    if (part.isSplit === true) await this.fleet.partTurn();
     const { request, requestId, record } = part;
+    const body =
+      kv === undefined ? singleInstanceBody(request) : decodeBody(request, kv.params, requestId);
     const traits = { onePart, kvFromPrefill: kv !== undefined };
     const { leaseEndsAtMs = Number.POSITIVE_INFINITY, held } = kv ?? {};
     record[`${role}StartedAtMs`] = this.ambient.clock.now();
@@ -395,7 +403,7 @@ export class Legs {
    */
   async #try<T extends LegValue>(
     requester: Requester & RoutingContext,
-    { role, phase, limitMs, partner, only, once = false }: TryOptions,
+    { role, phase, limitMs, partner, only, once = only !== undefined }: TryOptions,
     leg: (visit: Visit, tries: Tries) => Promise<T>,
   ): Promise<LegEnd<T>> {
     const { deadline, requestId } = requester;
@@ -412,11 +420,15 @@ export class Legs {
         if (visit === undefined) return end ?? { error: noInstance(pool, partner, requester) };
         end?.value?.discard?.();
         end = await this.#tryAt(visit, requester, tries, leg);
-        const { fault, instance = visit.instance, error } = end;
+        const { instance } = visit;
+        const { fault, error } = end;
         if (fault === undefined) {
           if (error === undefined) {
             tries.answered();
-            if (lacking.length > 0) this.#learnMissing(requester, lacking);
+            if (lacking.length > 0) {
+              this.missing ??= new MissingModels(this.ambient.clock);
+              this.missing.add(requester.request?.fields.model, lacking);
+            }
           }
           return end;
         }
@@ -425,7 +437,7 @@ export class Legs {
         if (fault === "lacks-model") lacking.push(instance);
         const all = (role === "prefill" ? requester.prefillers : undefined) ?? pool.list();
         const again =
-          isUnseen || (!once && (await tries.again(fault, all, deadline, this.ambient)));
+          isUnseen || (!once && (await tries.again(fault, all, deadline, this.ambient.clock)));
         const failure = error ?? badStatus(instance, end.value?.status ?? 0);
         this.ambient.log.warn("leg-failed", {
           requestId,
@@ -439,11 +451,6 @@ export class Legs {
     } finally {
       deadline.endPhase();
     }
-  }
-
-  #learnMissing({ request }: RoutingContext, lacking: readonly Instance[]): void {
-    this.#missing ??= new MissingModels(this.ambient.clock);
-    this.#missing.add(request?.fields.model, lacking);
   }
 
   /** Ends the visit on a fault or an error. */
@@ -463,7 +470,7 @@ export class Legs {
       if (fault !== undefined)
         tries.blame(value.visit ?? visit, fault, badStatus(instance, value.status));
       else if (value.visit === undefined) visit.succeeded();
-      return { instance, fault, value };
+      return { fault, value };
     } catch (thrown) {
       if (deadline.aborted) {
         visit.abandoned();
@@ -473,7 +480,7 @@ export class Legs {
       const fault = faultOf(error);
       if (fault === undefined) visit.abandoned();
       else tries.blame(visit, fault, error);
-      return { instance, fault, error };
+      return { fault, error };
     }
   }
 }
@@ -491,4 +498,59 @@ function nextVisit(
     if (visit !== undefined) return visit;
   }
   return pool.visit(context, without, partner);
+}
+
+function startLegSpan(
+  tracer: Tracer,
+  { headers, requestId, record }: Requester,
+  { role, url }: Instance,
+): Span | undefined {
+  const span = tracer.start(`kv_proxy.${role}`, {
+    kind: "client",
+    parent: traceparentOf(headers),
+    attributes: { "kv.request_id": requestId, "server.address": url },
+  });
+  const { disaggregation, readback, readbackTokens } = record;
+  if (readback !== undefined)
+    span?.set({ "kv.readback": readback, "kv.readback_tokens": readbackTokens ?? 0 });
+  if (disaggregation !== undefined) span?.set(disaggregationAttributes(disaggregation));
+  return span;
+}
+
+function disaggregationAttributes({
+  inputs,
+  reason,
+}: Disaggregation): Record<string, string | number> {
+  const attributes: Record<string, string | number> = {
+    "kv.disaggregation.reason": reason,
+  };
+  for (const [name, value] of Object.entries(inputs)) {
+    const snake = name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
+    if (value !== undefined) attributes[`kv.disaggregation.${snake}`] = value;
+  }
+  return attributes;
+}
+
+/** The visit's end, at the answer's last byte, also ends the span. */
+function withSpan(visit: Visit, span: Span): Visit {
+  let isOpen = true;
+  const end = (error?: KvError) => {
+    if (isOpen) span.end(error);
+    isOpen = false;
+  };
+  return {
+    instance: visit.instance,
+    succeeded() {
+      visit.succeeded();
+      end();
+    },
+    abandoned() {
+      visit.abandoned();
+      end();
+    },
+    failed(error) {
+      visit.failed(error);
+      end(error);
+    },
+  };
 }

@@ -1,6 +1,6 @@
 import type { Instance, PooledInstance, Visit } from "@kv/fleet";
 import type { Deadline } from "@kv/fleet/front-end";
-import type { Ambient, KvError } from "@kv/interface";
+import type { Clock, KvError } from "@kv/interface";
 import { type Fault, isBadAnswer, isKept } from "../upstream/upstream-errors.js";
 
 /** How often a leg leaves an instance that refuses it or is busy. */
@@ -14,7 +14,7 @@ const WAIT_MS = 250;
  */
 export class Tries {
   /** Chosen only when no other is left: tried before, full, or without the model. */
-  readonly avoided: Set<Instance>;
+  readonly avoided = new Set<Instance>();
   readonly tried = new Set<Instance>();
   /** The next try uses a new connection: all kept ones may be dead. */
   fresh = false;
@@ -23,10 +23,6 @@ export class Tries {
   #waited = false;
   /** Refusals count as failures if another instance answers. */
   #refused: { readonly visit: Visit; readonly error: KvError }[] = [];
-
-  constructor(avoided: Iterable<Instance> = []) {
-    this.avoided = new Set(avoided);
-  }
 
   /** Ends a faulty visit now, or once other answers show who is to blame. */
   blame(visit: Visit, fault: Fault, error: KvError): void {
@@ -55,7 +51,7 @@ export class Tries {
     fault: Fault | undefined,
     all: readonly PooledInstance[],
     deadline: Deadline,
-    { clock }: Pick<Ambient, "clock">,
+    clock: Clock,
   ): Promise<boolean> {
     if (fault === "kept") {
       const isFirst = !this.fresh;
@@ -80,14 +76,16 @@ export class Tries {
 }
 
 export class Attempts {
-  readonly prefill: Tries;
-  readonly decode: Tries;
+  readonly prefill = new Tries();
+  readonly decode = new Tries();
   /** How often the part may move to a prefill instance with other pairs. */
   pairs = 1;
 
-  constructor(avoided: Iterable<Instance> = []) {
-    this.prefill = new Tries(avoided);
-    this.decode = new Tries(avoided);
+  avoid(instances: Iterable<Instance> = []): void {
+    for (const instance of instances) {
+      this.prefill.avoided.add(instance);
+      this.decode.avoided.add(instance);
+    }
   }
 
   end(): void {
@@ -141,7 +139,7 @@ export class HeldBlocks {
 
 const MAY_BE_OF_ENGINE: ReadonlySet<number> = new Set([200, 500, 502, 503, 504]);
 
-function pause(ms: number, deadline: Deadline, clock: Ambient["clock"]): Promise<void> {
+function pause(ms: number, deadline: Deadline, clock: Clock): Promise<void> {
   return new Promise((resolve, reject) => {
     const timer = clock.setTimer(() => {
       stopListening();

@@ -130,16 +130,12 @@ const BEGIN_OF_MEMBER = /"\w{0,32}(?:"\s*:?\s*)?$/;
 export class MemberEditor {
   readonly #edits: MemberEdits;
   readonly #names: readonly string[];
-  readonly #erased = new Set<string>();
+  readonly erased = new Set<string>();
   #open: OpenMember | undefined;
 
   constructor(edits: MemberEdits) {
     this.#edits = edits;
     this.#names = Object.keys(edits);
-  }
-
-  get erased(): ReadonlySet<string> {
-    return this.#erased;
   }
 
   get heldBytes(): number {
@@ -163,7 +159,7 @@ export class MemberEditor {
         start = EDITED_MEMBERS.lastIndex;
         if (!Object.hasOwn(this.#edits, name)) continue;
         this.#open = { name, end: new JsonValueEnd(), value: "" };
-        if (this.#edits[name] === null && text[start] !== "n") this.#erased.add(name);
+        if (this.#edits[name] === null && text[start] !== "n") this.erased.add(name);
       }
       const { name, end } = this.#open;
       const edit = this.#edits[name];
@@ -218,9 +214,9 @@ export class StreamRules {
   readonly #lastEvents: readonly string[] | undefined;
   readonly #onePart: boolean;
   #answered: boolean;
-  #failed = false;
   #ended = false;
-  #problem: string | undefined;
+  failed = false;
+  problem: string | undefined;
 
   /** `onePart`: one prompt and one copy, so every choice has index 0. */
   constructor(endpoint: Endpoint, onePart: boolean) {
@@ -229,22 +225,14 @@ export class StreamRules {
     this.#answered = this.#lastEvents !== undefined;
   }
 
-  get failed(): boolean {
-    return this.#failed;
-  }
-
-  get problem(): string | undefined {
-    return this.#problem;
-  }
-
   read(event: StreamEvent): void {
     const { name, data, isCut } = event;
     const isLastOfOthers = this.#lastEvents !== undefined && isDone(event);
     if (data === "" || isLastOfOthers) return;
-    if (this.#ended) this.#problem = "sent more after the last event of its stream";
+    if (this.#ended) this.problem = "sent more after the last event of its stream";
     else if (isDone(event)) {
-      this.#ended = this.#answered || this.#failed;
-      if (!this.#ended) this.#problem = "ended its stream without a choice";
+      this.#ended = this.#answered || this.failed;
+      if (!this.#ended) this.problem = "ended its stream without a choice";
     } else {
       this.#readData(event);
       this.#ended = !isCut && this.#lastEvents?.includes(name) === true;
@@ -252,18 +240,18 @@ export class StreamRules {
   }
 
   end(): void {
-    if (!this.#ended) this.#problem ??= "ended its stream without its last event";
+    if (!this.#ended) this.problem ??= "ended its stream without its last event";
   }
 
   #readData({ name, data }: StreamEvent): void {
-    if (name === "error") this.#failed = true;
+    if (name === "error") this.failed = true;
     if (this.#answered && !isDecisive(data)) return;
     const { error, choices } = fieldsOf(data);
-    if (error != null) this.#failed = true;
+    if (error != null) this.failed = true;
     if (this.#lastEvents !== undefined || !Array.isArray(choices)) return;
     this.#answered ||= isObject(choices[0]);
     if (this.#onePart && choices.some((choice) => isObject(choice) && (choice.index ?? 0) !== 0))
-      this.#problem = "streamed a choice with another index than 0";
+      this.problem = "streamed a choice with another index than 0";
   }
 }
 
@@ -282,15 +270,11 @@ function fieldsOf(data: string): Fields {
 export class FirstEvent {
   readonly #events = new EventFrames("utf8");
   #leftBytes: number;
-  #event: StreamEvent | undefined;
+  event: StreamEvent | undefined;
 
   /** If `limitBytes` do not show the event, it stays unknown. */
   constructor(limitBytes: number) {
     this.#leftBytes = limitBytes;
-  }
-
-  get event(): StreamEvent | undefined {
-    return this.#event;
   }
 
   /** Returns true when further bytes would tell nothing. */
@@ -298,7 +282,7 @@ export class FirstEvent {
     const bytes = chunk.subarray(0, this.#leftBytes);
     this.#leftBytes -= bytes.length;
     this.#take(this.#events.push(bytes));
-    return this.#event !== undefined || this.#leftBytes === 0;
+    return this.event !== undefined || this.#leftBytes === 0;
   }
 
   end(): void {
@@ -306,7 +290,7 @@ export class FirstEvent {
   }
 
   #take(events: readonly StreamEvent[]): void {
-    this.#event ??= events.find(({ data }) => data !== "");
+    this.event ??= events.find(({ data }) => data !== "");
   }
 }
 

@@ -313,8 +313,6 @@ export function drained(
   });
 }
 
-export type PassingSettings = Pick<ProxySettings, "timeouts" | "exposeInstances">;
-
 type PassingFilter = Pick<AnswerFilter, "push" | "end" | "leftOut" | "problem" | "failed">;
 
 const NOTHING = Buffer.alloc(0);
@@ -335,7 +333,7 @@ const RAW: PassingFilter = {
 export async function streamResponse(
   client: AnswerTarget,
   given: LegAnswer,
-  { timeouts, exposeInstances }: PassingSettings,
+  { timeouts, exposeInstances }: ProxySettings,
   filter: PassingFilter = RAW,
 ): Promise<KvError | undefined> {
   const { deadline } = client;

@@ -1,23 +1,27 @@
+import type { Instance } from "@kv/fleet";
 import {
   answerHeaders,
   changedBodyHeaders,
-  type Fleet,
+  type Deadline,
   LEFT_OUT_HEADER,
 } from "@kv/fleet/front-end";
+import { EventFrames, isDone, type StreamEvent } from "@kv/http";
 import { KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
-import { withCachedTokens } from "./answer-filter.js";
+import type { Legs } from "../legs/legs.js";
+import type { RequestPart } from "../request/leg-bodies.js";
+import { badAnswer } from "../upstream/upstream-errors.js";
+import { isObject, withCachedTokens } from "./answer-filter.js";
 import { type Fields, hideMembers } from "./answer-members.js";
 import {
-  type AnsweredPart,
-  mergedId,
-  PartFailure,
-  readAllParts,
-  sumUsage,
-  type Usage,
-} from "./answered-parts.js";
-import { type AnswerTarget, parsedAnswer, readWhole, validateChoices } from "./leg-answer.js";
-import { StreamMerge } from "./merge-streams.js";
+  type AnswerTarget,
+  drained,
+  type LegAnswer,
+  parsedAnswer,
+  readChunk,
+  readWhole,
+  validateChoices,
+} from "./leg-answer.js";
 
 /**
  * Merges all parts' answers into one for the client, and ends their visits. Only the instance of a
@@ -25,31 +29,22 @@ import { StreamMerge } from "./merge-streams.js";
  * @throws `KV_PROXY_UPSTREAM_FAILED`, the deadline's reason.
  */
 export async function mergeAnswers(
-  { settings, fleet }: { readonly settings: ProxySettings; readonly fleet: Fleet },
+  legs: Legs,
   client: AnswerTarget,
   parts: readonly AnsweredPart[],
 ): Promise<undefined> {
   try {
     if (parts.every(({ answer }) => answer.eventStream))
-      await new StreamMerge(settings, client, parts, fleet.parses).run();
-    else await mergeJson(settings, client, parts);
+      await new StreamMerge(legs, client, parts).run();
+    else await mergeJson(legs.settings, client, parts);
     for (const { answer } of parts) answer.visit.succeeded();
     return undefined;
   } catch (thrown) {
-    const [failedPart, cause] =
-      thrown instanceof PartFailure ? [thrown.part, thrown.error] : [undefined, thrown];
-    const error = KvError.from(
-      client.deadline.reasonOr(cause),
-      "KV_INTERNAL",
-      "the answers could not be merged",
-    );
-    for (const part of parts) {
-      const { answer } = part;
+    for (const { answer } of parts) {
       answer.discard();
-      if (part === failedPart && !client.deadline.aborted) answer.visit.failed(error);
-      else answer.visit.abandoned();
+      answer.visit.abandoned();
     }
-    throw error;
+    throw client.deadline.reasonOr(thrown);
   }
 }
 
@@ -57,7 +52,7 @@ export async function mergeAnswers(
  * Choices in the order of prompts and copies, usage summed, other members from the first answer.
  */
 async function mergeJson(
-  { limits, timeouts }: Pick<ProxySettings, "limits" | "timeouts">,
+  { limits, timeouts }: ProxySettings,
   client: AnswerTarget,
   parts: readonly AnsweredPart[],
 ): Promise<void> {
@@ -67,7 +62,7 @@ async function mergeJson(
     limit: "limits.mergedAnswerLengthBytes",
     leftOut: new Set(),
   };
-  const bodies = await readAllParts(parts, (part) =>
+  const bodies = await readAllParts(client, parts, (part) =>
     readJsonAnswer(part, budget, timeouts.stallMs),
   );
   const [first] = bodies;
@@ -117,4 +112,212 @@ async function readJsonAnswer(
       usage: withCachedTokens(fields.usage as Usage, await answer.cachedTokens()),
     };
   return hideMembers(fields, answer.kvFromPrefill, budget.leftOut);
+}
+
+interface PartState {
+  readonly part: AnsweredPart;
+  readonly index: number;
+  isDone: boolean;
+  hasChoice: boolean;
+}
+
+/**
+ * Merges streams as events come, with one usage event and one `[DONE]`. Earlier events pass in
+ * turns with other work: hundreds of parts may have ended.
+ */
+class StreamMerge {
+  readonly #legs: Legs;
+  readonly #client: AnswerTarget;
+  readonly #parts: readonly AnsweredPart[];
+  readonly #usages: { usage: Usage; copy: number; chunk: Fields }[] = [];
+  /** All merged events have this `id` and `created`. */
+  #identity: Fields | undefined;
+  #lengthBytes = 0;
+  #draining: Promise<void> | undefined;
+
+  constructor(legs: Legs, client: AnswerTarget, parts: readonly AnsweredPart[]) {
+    this.#legs = legs;
+    this.#client = client;
+    this.#parts = parts;
+  }
+
+  async run(): Promise<void> {
+    try {
+      await readAllParts(this.#client, this.#parts, (part, index) => this.#passPart(part, index));
+      const last = this.#usages.find(({ copy }) => copy === 0);
+      if (last !== undefined)
+        await this.#writeEvent({ ...last.chunk, ...this.#identity, usage: sumUsage(this.#usages) });
+      await this.#write("data: [DONE]\n\n");
+      this.#client.response.end();
+    } finally {
+      this.#client.record.answerLengthBytes = this.#lengthBytes;
+    }
+  }
+
+  async #passPart(part: AnsweredPart, index: number): Promise<void> {
+    const { settings, fleet } = this.#legs;
+    const { limits, timeouts } = settings;
+    const { answer } = part;
+    const { instance } = answer.visit;
+    const events = new EventFrames("utf8", limits.eventLengthBytes);
+    const state: PartState = { part, index, isDone: false, hasChoice: false };
+    await fleet.parses.turn();
+    let chunk: Uint8Array | undefined = answer.held;
+    while (chunk !== undefined) {
+      for (const event of events.push(chunk)) await this.#passEvent(state, event);
+      if (events.problem !== undefined) throw badAnswer(instance, events.problem);
+      chunk = await readChunk(answer, part.deadline, timeouts.stallMs);
+    }
+    for (const event of events.end()) await this.#passEvent(state, event);
+    if (!state.isDone) throw badAnswer(instance, "ended its stream without [DONE]");
+    if (!state.hasChoice) throw badAnswer(instance, "ended its stream without a choice");
+  }
+
+  async #passEvent(state: PartState, event: StreamEvent): Promise<void> {
+    const { data } = event;
+    if (data === "") return;
+    const { part, index } = state;
+    const { instance } = part.answer.visit;
+    if (state.isDone) throw badAnswer(instance, "sent more after the last event of its stream");
+    if (isDone(event)) {
+      state.isDone = true;
+      return;
+    }
+    const chunk = parseChunk(instance, data);
+    if (chunk.error !== undefined) {
+      this.#begin();
+      this.#client.lastEvent = `data: ${JSON.stringify(hideMembers(chunk, false))}\n\n`;
+      // The instance's message may repeat the prompt, and this one is logged.
+      throw badAnswer(instance, "reported a failure in the middle of its stream");
+    }
+    this.#identity ??= {
+      id: mergedId(chunk.id, part, this.#client.requestId),
+      created: chunk.created,
+    };
+    const { choices } = chunk;
+    if (Array.isArray(choices) && choices.length === 0 && chunk.usage != null) {
+      const { cachedTokens } = part.answer;
+      const given = chunk.usage as Usage;
+      const usage =
+        cachedTokens === undefined ? given : withCachedTokens(given, await cachedTokens());
+      this.#usages.push({ usage, copy: part.copy, chunk });
+      return;
+    }
+    if (Array.isArray(choices)) {
+      validateStreamedChoices(instance, choices);
+      state.hasChoice ||= choices.length > 0;
+    }
+    // Events have no member that is left out.
+    const merged = hideMembers(chunk, false);
+    const own = Array.isArray(merged.choices)
+      ? (merged.choices as Fields[]).map((choice) => ({ ...choice, index }))
+      : merged.choices;
+    await this.#writeEvent({ ...merged, ...this.#identity, choices: own });
+  }
+
+  #writeEvent(event: Fields): Promise<void> {
+    return this.#write(`data: ${JSON.stringify(event)}\n\n`);
+  }
+
+  async #write(text: string): Promise<void> {
+    const { response } = this.#client;
+    this.#begin();
+    this.#lengthBytes += Buffer.byteLength(text);
+    if (response.write(text)) return;
+    this.#draining ??= this.#drained();
+    await this.#draining;
+  }
+
+  /** Waits for the first event, so that an earlier failure can set an error status. */
+  #begin(): void {
+    const { response, record, requestId } = this.#client;
+    if (response.headersSent) return;
+    const headers = changedBodyHeaders(this.#parts[0]?.answer.headers ?? {});
+    response.writeHead(200, answerHeaders(headers, requestId));
+    record.status = 200;
+    this.#client.eventStreamStarted = true;
+  }
+
+  #drained(): Promise<void> {
+    const { response, deadline } = this.#client;
+    return drained(response, deadline, this.#legs.settings.timeouts.stallMs).finally(() => {
+      this.#draining = undefined;
+    });
+  }
+}
+
+function parseChunk(instance: Instance, data: string): Fields {
+  try {
+    return JSON.parse(data) as Fields;
+  } catch (cause) {
+    throw badAnswer(instance, "sent an event that is not JSON", cause);
+  }
+}
+
+/** @throws `KV_PROXY_UPSTREAM_FAILED`. */
+function validateStreamedChoices(instance: Instance, choices: readonly unknown[]): void {
+  const other = choices.find((choice) => !isObject(choice) || (choice.index ?? 0) !== 0);
+  if (other !== undefined || choices.length > 1)
+    throw badAnswer(instance, "streamed more than the one choice that was requested");
+}
+
+export interface AnsweredPart extends RequestPart {
+  readonly requestId: string;
+  readonly deadline: Deadline;
+  readonly answer: LegAnswer;
+}
+
+/** Throws the first error; only the instance of its part counts a failure. */
+function readAllParts<T>(
+  client: AnswerTarget,
+  parts: readonly AnsweredPart[],
+  read: (part: AnsweredPart, index: number) => Promise<T>,
+): Promise<T[]> {
+  return Promise.all(
+    parts.map(async (part, index) => {
+      try {
+        return await read(part, index);
+      } catch (thrown) {
+        const error = KvError.from(thrown, "KV_INTERNAL", "an answer could not be read");
+        if (client.deadline.aborted) part.answer.visit.abandoned();
+        else part.answer.visit.failed(error);
+        throw error;
+      }
+    }),
+  );
+}
+
+/** A part's answer id with the client's request id in it: `cmpl-ID-0` becomes `cmpl-ID`. */
+function mergedId(id: unknown, part: AnsweredPart | undefined, requestId: string): unknown {
+  return typeof id === "string" && part !== undefined
+    ? id.replace(part.requestId, () => requestId)
+    : id;
+}
+
+export type Usage = Record<string, unknown>;
+
+/**
+ * Counts as vLLM does: a prompt's tokens, also cached ones, once for all its copies, and the tokens
+ * of each completion.
+ */
+function sumUsage(parts: readonly { readonly usage: Usage; readonly copy: number }[]): Usage {
+  const sum = total(parts.map(({ usage }) => usage)) as Usage;
+  for (const key of Object.keys(sum).filter((name) => name.startsWith("prompt")))
+    sum[key] = total(parts.filter(({ copy }) => copy === 0).map(({ usage }) => usage[key]));
+  if ("total_tokens" in sum)
+    sum.total_tokens = Number(sum.prompt_tokens ?? 0) + Number(sum.completion_tokens ?? 0);
+  return sum;
+}
+
+/** Adds numbers, also within objects. Of other values it keeps the first. */
+export function total(values: readonly unknown[]): unknown {
+  const [first = null, ...others] = values.filter((value) => value != null);
+  if (typeof first === "number")
+    return others.reduce((sum: number, value) => sum + Number(value), first);
+  if (!isObject(first)) return first;
+  const objects = [first, ...others.filter(isObject)];
+  const keys = new Set(objects.flatMap(Object.keys));
+  return Object.fromEntries(
+    Array.from(keys, (key) => [key, total(objects.map((value) => value[key]))]),
+  );
 }

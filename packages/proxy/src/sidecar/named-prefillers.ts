@@ -1,16 +1,20 @@
 import type { IncomingHttpHeaders } from "node:http";
 import type { Socket } from "node:net";
 import {
-  type Discovery,
   type InstancePool,
   type InstanceSpec,
   instanceName,
   type PooledInstance,
   parseInstanceSpec,
 } from "@kv/fleet";
-import { KV_SOURCE_HEADER, PREFILLER_HEADER, remoteKvSource } from "@kv/fleet/front-end";
+import {
+  type Fleet,
+  KV_SOURCE_HEADER,
+  PREFILLER_HEADER,
+  remoteKvSource,
+} from "@kv/fleet/front-end";
 import { shortened } from "@kv/http";
-import { type Clock, KvError, type Log, type Random } from "@kv/interface";
+import { type Ambient, KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { Allowlist } from "./allowlist.js";
 
@@ -21,21 +25,7 @@ const MAX_REMEMBERED = 1024;
 
 const HOST_PORT = /^(\[[0-9a-f:.]+\]|[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?):[0-9]{1,5}(@[0-9]{1,5})?$/i;
 
-interface KvSourceContext {
-  readonly requestId: string;
-  readonly prefillers: readonly PooledInstance[] | undefined;
-  /** Requests name this instance by the socket's local address. */
-  readonly socket: Pick<Socket, "localAddress" | "localPort">;
-}
-
-export interface NamedPrefillersOptions {
-  readonly pool: InstancePool;
-  readonly settings: NonNullable<ProxySettings["sidecar"]>;
-  readonly discovery: Discovery | undefined;
-  readonly clock: Clock;
-  readonly random: Random;
-  readonly log: Log;
-}
+type SidecarSettings = NonNullable<ProxySettings["sidecar"]>;
 
 /**
  * Prefill instances that request headers name. Headers decide where this process sends requests, so
@@ -43,7 +33,9 @@ export interface NamedPrefillersOptions {
  * after its last naming.
  */
 export class NamedPrefillers {
-  readonly #options: NamedPrefillersOptions;
+  readonly #pool: InstancePool;
+  readonly #settings: SidecarSettings;
+  readonly #ambient: Ambient;
   readonly #allowlist: Allowlist;
   #found: ReadonlyMap<string, InstanceSpec> = new Map();
   #foundHosts: ReadonlySet<string> = new Set();
@@ -54,9 +46,10 @@ export class NamedPrefillers {
   readonly #namedAtMs = new Map<PooledInstance, number>();
 
   /** @throws `KV_CONFIG_INVALID` for an entry of the allowlist that cannot be read. */
-  constructor(options: NamedPrefillersOptions) {
-    const { settings, discovery, log } = options;
-    this.#options = options;
+  constructor({ pools, discovery, ambient }: Fleet, settings: SidecarSettings) {
+    this.#pool = pools.prefill;
+    this.#settings = settings;
+    this.#ambient = ambient;
     this.#allowlist = new Allowlist(settings.allow);
     this.#watch = discovery?.watch(
       ({ prefillers, decoders }) => {
@@ -64,7 +57,7 @@ export class NamedPrefillers {
         this.#found = new Map(specs.map((spec) => [instanceName(spec), spec]));
         this.#foundHosts = new Set([...prefillers, ...decoders].map(({ url }) => addressOf(url)));
       },
-      (error) => log.warn("discovery-failed", { by: discovery.name, error }),
+      (error) => ambient.log.warn("discovery-failed", { by: discovery.name, error }),
     );
   }
 
@@ -79,7 +72,12 @@ export class NamedPrefillers {
     const text = typeof value === "string" ? value.trim() : "";
     if (text === "") return [];
     const names = text.split(",", MAX_NAMED + 1).map((name) => name.trim());
-    if (names.length > MAX_NAMED) throw tooManyNamed();
+    if (names.length > MAX_NAMED)
+      throw invalidHeader(
+        `names more than ${MAX_NAMED} instances`,
+        "name those to try, the best one first",
+        { limit: `instances in ${PREFILLER_HEADER}` },
+      );
     const specs = names.map((name) => this.#allowed(name, requestId));
     const instances = new Set(specs.map((spec) => this.#instance(spec)));
     this.#forgetUnused();
@@ -88,16 +86,19 @@ export class NamedPrefillers {
 
   /**
    * An unusable source, or this instance itself, is logged and ignored; the prompt is then
-   * computed.
+   * computed. Requests name this instance by the local address of `socket`.
    */
   kvSource(
     headers: IncomingHttpHeaders,
-    { requestId, prefillers = [], socket }: KvSourceContext,
+    requestId: string,
+    prefillers: readonly PooledInstance[] = [],
+    socket: Socket,
   ): (() => string) | undefined {
     const value = headers[KV_SOURCE_HEADER];
     const source = typeof value === "string" ? value.trim() : "";
     if (source === "") return undefined;
-    const { settings, log, random } = this.#options;
+    const { log, random } = this.#ambient;
+    const settings = this.#settings;
     const why = this.#whyNoSource(source);
     if (why !== undefined) {
       if (settings.p2pPull || !this.#hasWarned)
@@ -125,25 +126,24 @@ export class NamedPrefillers {
   }
 
   #whyNoSource(source: string): string | undefined {
-    if (!this.#options.settings.p2pPull) return "--enable-p2p-pull is not given";
+    if (!this.#settings.p2pPull) return "--enable-p2p-pull is not given";
     if (!HOST_PORT.test(source) || source.includes("@") || !URL.canParse(`http://${source}`))
       return "it is not host:port";
     const url = `http://${source}`;
     const isAllowed =
-      this.#options.settings.kvPools.includes(source) ||
+      this.#settings.kvPools.includes(source) ||
       this.#foundHosts.has(addressOf(url)) ||
       this.#allowlist.allows(url);
     return isAllowed ? undefined : "it is not allowed here";
   }
 
   #allowed(name: string, requestId: string): InstanceSpec {
-    const { settings, log } = this.#options;
-    const { prefillTls, kv } = settings;
+    const { prefillTls, kv } = this.#settings;
     const spec = parsedSpec(name, prefillTls);
     const found = this.#found.get(instanceName(spec));
     if (found !== undefined) return found;
     if (this.#allowlist.allows(spec.url)) return { ...spec, kv };
-    log.warn("prefiller-refused", { requestId, prefiller: shortened(name) });
+    this.#ambient.log.warn("prefiller-refused", { requestId, prefiller: shortened(name) });
     throw invalidHeader(
       "names an instance that is not allowed here",
       "the sidecar's log names it; --allow-prefill, or a discovery, says which instances are allowed",
@@ -152,7 +152,7 @@ export class NamedPrefillers {
   }
 
   #instance(spec: InstanceSpec): PooledInstance {
-    const { pool, clock } = this.#options;
+    const pool = this.#pool;
     let instance = pool.find(spec);
     // The instance was being forgotten and is wanted again.
     if (instance === undefined || (instance.draining && !this.#namedAtMs.has(instance))) {
@@ -160,13 +160,13 @@ export class NamedPrefillers {
       instance = pool.find(spec) as PooledInstance;
     }
     this.#namedAtMs.delete(instance);
-    this.#namedAtMs.set(instance, clock.now());
+    this.#namedAtMs.set(instance, this.#ambient.clock.now());
     return instance;
   }
 
   #forgetUnused(): void {
-    const { pool, clock } = this.#options;
-    const sinceMs = clock.now() - REMEMBERED_MS;
+    const pool = this.#pool;
+    const sinceMs = this.#ambient.clock.now() - REMEMBERED_MS;
     for (const [instance, atMs] of this.#namedAtMs) {
       if (atMs > sinceMs && this.#namedAtMs.size <= MAX_REMEMBERED) return;
       this.#namedAtMs.delete(instance);
@@ -177,7 +177,7 @@ export class NamedPrefillers {
 }
 
 /** A port outside the ranks' belongs to a server with one rank. */
-function rankOf(port: number, ranks: NonNullable<ProxySettings["sidecar"]>["ranks"]): number {
+function rankOf(port: number, ranks: SidecarSettings["ranks"]): number {
   if (ranks === undefined) return 0;
   const rank = port - ranks.firstPort;
   return rank >= 0 && rank < ranks.count ? rank : 0;
@@ -207,14 +207,6 @@ function invalidName(name: string, cause?: unknown): KvError {
     "give host:port, several separated by commas; an IPv6 address in brackets",
     {},
     cause,
-  );
-}
-
-function tooManyNamed(): KvError {
-  return invalidHeader(
-    `names more than ${MAX_NAMED} instances`,
-    "name those to try, the best one first",
-    { limit: `instances in ${PREFILLER_HEADER}` },
   );
 }
 

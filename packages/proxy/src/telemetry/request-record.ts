@@ -12,6 +12,13 @@ export interface Disaggregation {
  * the proxy's clock. Members are undefined where the request did not get that far.
  */
 export class RequestRecord {
+  /** Undefined for a request that was refused before it had an id. */
+  requestId: string | undefined;
+  /** The route as metrics and logs name it. */
+  readonly endpoint: string;
+  readonly startedAtMs: number;
+  /** HTTP status, or `KvError` code of a failure; `running` before the end. */
+  outcome = "running";
   prefill: string | undefined;
   decode: string | undefined;
   prefillStartedAtMs: number | undefined;
@@ -48,6 +55,13 @@ export class RequestRecord {
   readback: string | undefined;
   /** Tokens of an ended turn that P did not compute. */
   readbackTokens: number | undefined;
+  /** Undefined while the request runs. */
+  durationMs: number | undefined;
+
+  constructor(endpoint = "", startedAtMs = 0) {
+    this.endpoint = endpoint;
+    this.startedAtMs = startedAtMs;
+  }
 
   restarted(): void {
     this.restarts = (this.restarts ?? 0) + 1;
@@ -58,28 +72,21 @@ export class RequestRecord {
   }
 
   logFields(): Readonly<Record<string, unknown>> {
-    const fields = Object.fromEntries(LOGGED.map((name) => [name, this[name]]));
-    return { disaggregation: this.disaggregation?.reason, ...fields };
+    const {
+      requestId,
+      endpoint,
+      disaggregation,
+      startedAtMs,
+      prefillStartedAtMs,
+      prefillWorkMs,
+      decodeStartedAtMs,
+      streamed,
+      outcome,
+      ...fields
+    } = this;
+    return { requestId, endpoint, disaggregation: disaggregation?.reason, ...fields };
   }
 }
-
-const LOGGED = [
-  "prefill",
-  "decode",
-  "prefillMs",
-  "firstByteMs",
-  "expectedCachedTokens",
-  "cachedTokens",
-  "kvSource",
-  "kvSourceTokens",
-  "answerLengthBytes",
-  "status",
-  "parts",
-  "restarts",
-  "released",
-  "readback",
-  "readbackTokens",
-] as const;
 
 /** Counts of requests since the start, for `/status`. */
 export interface RequestCountsStatus {
@@ -129,17 +136,12 @@ export class RequestCounts {
     this.#counts.total += 1;
   }
 
-  answered(status: number): void {
+  ended(status: number, failure: KvError | undefined): void {
     const counts = this.#counts;
     counts.in_flight -= 1;
-    if (status < 400) counts.succeeded += 1;
-    else increment(counts.passed_errors, statusName(status));
-  }
-
-  failed(failure: KvError): void {
-    const counts = this.#counts;
-    counts.in_flight -= 1;
-    if (!isClients(failure)) increment(counts.failed, failure.code);
+    if (failure === undefined && status < 400) counts.succeeded += 1;
+    else if (failure === undefined) increment(counts.passed_errors, statusName(status));
+    else if (!isClients(failure)) increment(counts.failed, failure.code);
     else if (failure.code === "KV_REQUEST_ABORTED") counts.aborted += 1;
     else increment(counts.refused, String(statusOf(failure)));
   }
@@ -154,79 +156,42 @@ function increment(counts: Counts, key: string): void {
 }
 
 /**
- * A request for the status page. Times are ms from its start, absent where it did not get that far.
+ * A request for the status page. Times are ms from its start. Members are absent where it did not
+ * get that far.
  */
-export interface RequestSummary {
-  readonly request_id: string;
-  readonly endpoint: string;
+export interface RequestSummary extends Readonly<Record<string, unknown>> {
   /** Wall-clock time, ISO 8601. */
   readonly began_at: string;
-  /** HTTP status, or `KvError` code of a failure; `running` before the end. */
-  readonly outcome: string;
-  readonly prefill?: string;
-  readonly decode?: string;
-  readonly parts?: number;
-  readonly restarts?: number;
-  readonly prefill_from_ms?: number;
-  readonly prefill_to_ms?: number;
-  /**
-   * Start of the decode leg. Until a streamed answer's first byte, D queues the request, gets the
-   * KV (or computes the prompt), and generates the first token.
-   */
-  readonly decode_from_ms?: number;
-  readonly first_byte_at_ms?: number;
-  /** False where the first byte came with the last token. */
-  readonly streamed?: boolean;
-  /** `used`, or why no ended turn was read. */
-  readonly readback?: string;
-  readonly readback_tokens?: number;
-  /** `host:port` of the P2P tier that P was to fetch the prompt's start from. */
-  readonly kv_source?: string;
-  /** Tokens of the prompt's start that it has. */
-  readonly kv_source_tokens?: number;
-  /** Those that P had itself. */
-  readonly own_cached_tokens?: number;
   readonly duration_ms: number;
 }
 
-export interface EndedRequest {
-  /** Undefined for a request that was refused before it had an id. */
-  readonly requestId: string | undefined;
-  readonly endpoint: string;
-  /** On the proxy's clock. */
-  readonly startedAtMs: number;
-  readonly durationMs: number;
-  readonly outcome: string;
-  readonly record: RequestRecord;
-}
-
-const SHOWN = 50;
+/** The most ended requests that are kept. */
+export const MOST_ENDED = 100;
+const MOST_RUNNING = 50;
 
 export class RequestHistory {
   readonly #clock: Clock;
-  readonly #limit: number;
   /** Wall-clock ms since 1970 at zero of the proxy's clock. */
   readonly #epochMs: number;
-  readonly #running = new Map<RequestRecord, Omit<EndedRequest, "durationMs" | "outcome">>();
-  readonly #ended: EndedRequest[] = [];
+  readonly #running = new Set<RequestRecord>();
+  readonly #ended: RequestRecord[] = [];
   readonly #listeners = new Set<(summary: RequestSummary) => void>();
 
   /** Reads the wall clock once; later times are those of `clock`. */
-  constructor(clock: Clock, limit = 100) {
+  constructor(clock: Clock) {
     this.#clock = clock;
-    this.#limit = limit;
     this.#epochMs = Date.now() - clock.now();
   }
 
   /** A request runs until `add` gets its record. */
-  begin(request: Omit<EndedRequest, "durationMs" | "outcome">): void {
-    this.#running.set(request.record, request);
+  begin(record: RequestRecord): void {
+    this.#running.add(record);
   }
 
-  add(ended: EndedRequest): void {
-    this.#running.delete(ended.record);
+  add(ended: RequestRecord): void {
+    this.#running.delete(ended);
     this.#ended.push(ended);
-    if (this.#ended.length > this.#limit) this.#ended.shift();
+    if (this.#ended.length > MOST_ENDED) this.#ended.shift();
     if (this.#listeners.size === 0) return;
     const summary = this.#summary(ended);
     for (const listener of this.#listeners) listener(summary);
@@ -234,16 +199,11 @@ export class RequestHistory {
 
   /** The 50 longest-running requests, oldest first. */
   running(): readonly RequestSummary[] {
-    const nowMs = this.#clock.now();
-    return Array.from(this.#running.values())
-      .slice(0, SHOWN)
-      .map((request) =>
-        this.#summary({ ...request, outcome: "running", durationMs: nowMs - request.startedAtMs }),
-      );
+    return Array.from(this.#running).slice(0, MOST_RUNNING).map(this.#summary);
   }
 
   list(): readonly RequestSummary[] {
-    return this.#ended.map((ended) => this.#summary(ended));
+    return this.#ended.map(this.#summary);
   }
 
   /** Calls `listener` for each ended request. Returns the function that unsubscribes it. */
@@ -252,43 +212,36 @@ export class RequestHistory {
     return () => void this.#listeners.delete(listener);
   }
 
-  #summary({
-    requestId,
-    endpoint,
-    startedAtMs,
-    durationMs,
-    outcome,
-    record,
-  }: EndedRequest): RequestSummary {
-    const since = (atMs: number | undefined) =>
-      atMs === undefined ? undefined : atMs - startedAtMs;
-    const after = (fromMs: number | undefined, ms: number | undefined) =>
-      fromMs === undefined || ms === undefined ? undefined : fromMs + ms;
-    const prefillFrom = since(record.prefillStartedAtMs);
-    const decodeFrom = since(record.decodeStartedAtMs);
+  readonly #summary = (record: RequestRecord): RequestSummary => {
+    const { startedAtMs, kvSource } = record;
+    const sum = (one: number | undefined, other: number | undefined) =>
+      one === undefined || other === undefined ? undefined : one + other;
+    const prefillFrom = sum(record.prefillStartedAtMs, -startedAtMs);
+    /** Until a streamed answer's first byte, D queues, gets the KV and generates a token. */
+    const decodeFrom = sum(record.decodeStartedAtMs, -startedAtMs);
     const known = {
       prefill: record.prefill,
       decode: record.decode,
       parts: record.parts,
       restarts: record.restarts,
       prefill_from_ms: prefillFrom,
-      prefill_to_ms: after(prefillFrom, record.prefillMs),
+      prefill_to_ms: sum(prefillFrom, record.prefillMs),
       decode_from_ms: decodeFrom,
-      first_byte_at_ms: after(decodeFrom, record.firstByteMs),
+      first_byte_at_ms: sum(decodeFrom, record.firstByteMs),
       streamed: record.streamed,
       readback: record.readback,
       readback_tokens: record.readbackTokens,
-      kv_source: record.kvSource,
+      kv_source: kvSource,
       kv_source_tokens: record.kvSourceTokens,
-      own_cached_tokens: record.kvSource === undefined ? undefined : record.expectedCachedTokens,
+      own_cached_tokens: kvSource === undefined ? undefined : record.expectedCachedTokens,
     };
     return {
-      request_id: requestId ?? "",
-      endpoint,
+      request_id: record.requestId ?? "",
+      endpoint: record.endpoint,
       began_at: new Date(this.#epochMs + startedAtMs).toISOString(),
-      outcome,
+      outcome: record.outcome,
       ...Object.fromEntries(Object.entries(known).filter(([, value]) => value !== undefined)),
-      duration_ms: durationMs,
+      duration_ms: record.durationMs ?? this.#clock.now() - startedAtMs,
     };
-  }
+  };
 }

@@ -3,21 +3,17 @@ import { KvError, type KvErrorCode } from "@kv/interface";
 /** What the other process may call. Arguments and results are plain data. */
 export type Operations = Readonly<Record<string, (argument: never) => unknown>>;
 
-interface Call {
-  readonly call: string;
+/** The answer to a call has its `id`, and a call that wants none has no `id`. */
+interface Message {
+  readonly id?: number | undefined;
+  readonly call?: string;
   readonly argument?: unknown;
-  /** Absent where no answer is wanted. */
-  readonly id?: number;
-}
-
-interface Answer {
-  readonly answer: number;
   readonly result?: unknown;
   readonly error?: ReturnType<KvError["toJSON"]>;
 }
 
 interface Pending {
-  resolve(result: unknown): void;
+  resolve(result: never): void;
   reject(error: KvError): void;
 }
 
@@ -26,22 +22,15 @@ interface Pending {
  * order.
  */
 export class Calls {
-  readonly #send: (message: object) => void;
+  readonly #send: (message: Message) => void;
   readonly #operations: Operations;
-  readonly #pending = new Map<number, Pending>();
-  /** Rejects when the other process ends. */
-  readonly closed: Promise<never>;
-  #reject: (error: KvError) => void = () => {};
+  readonly #pending = new Map<number | undefined, Pending>();
   #nextId = 1;
   #closed: KvError | undefined;
 
   constructor(send: (message: object) => void, operations: Operations) {
     this.#send = send;
     this.#operations = operations;
-    this.closed = new Promise((_, reject) => {
-      this.#reject = reject;
-    });
-    this.closed.catch(() => {});
   }
 
   /** @throws The operation's errors; `KV_REQUEST_ABORTED` when the other process ends. */
@@ -49,49 +38,46 @@ export class Calls {
     if (this.#closed !== undefined) return Promise.reject(this.#closed);
     const id = this.#nextId++;
     return new Promise<T>((resolve, reject) => {
-      this.#pending.set(id, { resolve: resolve as Pending["resolve"], reject });
-      this.#send({ call: name, argument, id } satisfies Call);
+      this.#pending.set(id, { resolve, reject });
+      this.#send({ call: name, argument, id });
     });
   }
 
   tell(name: string, argument: unknown): void {
-    if (this.#closed === undefined) this.#send({ call: name, argument } satisfies Call);
+    if (this.#closed === undefined) this.#send({ call: name, argument });
   }
 
   receive(message: unknown): void {
-    const { call, answer } = message as Partial<Call & Answer>;
-    if (call !== undefined) void this.#serve(message as Call);
-    else if (answer !== undefined) this.#answered(message as Answer);
+    const { call, argument, id, result, error } = message as Message;
+    if (call !== undefined) {
+      void this.#serve(call, argument, id);
+      return;
+    }
+    const pending = this.#pending.get(id);
+    this.#pending.delete(id);
+    if (error === undefined) pending?.resolve(result as never);
+    else pending?.reject(errorOf(error));
   }
 
   close(error: KvError): void {
     this.#closed = error;
-    this.#reject(error);
     for (const { reject } of this.#pending.values()) reject(error);
     this.#pending.clear();
   }
 
-  async #serve({ call, argument, id }: Call): Promise<void> {
-    let answer: Omit<Answer, "answer">;
+  async #serve(call: string, argument: unknown, id: number | undefined): Promise<void> {
+    let answer: Message;
     try {
-      answer = { result: await this.#operations[call]?.(argument as never) };
+      answer = { id, result: await this.#operations[call]?.(argument as never) };
     } catch (thrown) {
-      answer = {
-        error: KvError.from(thrown, "KV_INTERNAL", `${call} failed in a worker`).toJSON(),
-      };
+      const error = KvError.from(thrown, "KV_INTERNAL", `${call} failed in a worker`);
+      answer = { id, error: error.toJSON() };
     }
-    if (id !== undefined && this.#closed === undefined) this.#send({ ...answer, answer: id });
-  }
-
-  #answered({ answer, result, error }: Answer): void {
-    const pending = this.#pending.get(answer);
-    this.#pending.delete(answer);
-    if (error === undefined) pending?.resolve(result);
-    else pending?.reject(errorOf(error));
+    if (id !== undefined && this.#closed === undefined) this.#send(answer);
   }
 }
 
-function errorOf({ code, message, hint, details }: NonNullable<Answer["error"]>): KvError {
+function errorOf({ code, message, hint, details }: NonNullable<Message["error"]>): KvError {
   return new KvError(code as KvErrorCode, message, {
     hint,
     details: details as Record<string, unknown>,

@@ -12,12 +12,11 @@ import {
 import { listen } from "@kv/http";
 import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
 import type { CliOptions } from "../config/cli-options.js";
-import { type ProxySettings, readSettings } from "../config/settings.js";
+import { readSettings } from "../config/settings.js";
 import { PAGE, type ProxyStatus, type WorkerReport } from "../proxy.js";
 import { answerObjectCall, type ObjectCall } from "../readback/object-store.js";
 import { Calls } from "./calls.js";
-import { InstanceChangesLog } from "./instance-changes-log.js";
-import type { Loads, WorkerStart, WorkerStarted } from "./worker.js";
+import { InstanceChangesLog, type Loads, type WorkerStart, type WorkerStarted } from "./worker.js";
 import { mergedInstances, mergedRequests, mergedRunning, mergedStatus } from "./worker-report.js";
 
 export interface WorkerGroupAddress extends WorkerStarted {
@@ -47,7 +46,6 @@ const MAX_RESTART_MS = 30_000;
  */
 export class WorkerGroup {
   #options: CliOptions;
-  readonly #settings: ProxySettings;
   readonly #log: Log;
   readonly #clock: Clock;
   readonly #workers = new Map<number, RunningWorker>();
@@ -66,11 +64,10 @@ export class WorkerGroup {
 
   constructor(options: CliOptions, { log, clock }: { readonly log: Log; readonly clock: Clock }) {
     this.#options = options;
-    this.#settings = readSettings(options.settings);
     this.#log = log;
     this.#clock = clock;
     this.#port = options.port;
-    const { admin, readback } = this.#settings;
+    const { admin, readback } = readSettings(options.settings);
     this.#objects = readback && new KeptObjects({ clock, ttlMs: readback.ttlMs });
     if (admin === undefined) return;
     this.#admin = new AdminServer({
@@ -123,9 +120,7 @@ export class WorkerGroup {
       readSettings(settings);
       const next = { ...this.#options, settings, logLevel };
       const answers = await Promise.all(
-        [...this.#workers.values()]
-          .filter(({ serving }) => serving)
-          .map(({ calls }) => calls.call<Reloaded>("reload", next)),
+        this.#serving().map(({ calls }) => calls.call<Reloaded>("reload", next)),
       );
       this.#options = next;
       return answers[0] ?? { changed: [], needRestart: [] };
@@ -150,8 +145,15 @@ export class WorkerGroup {
   async #fork(): Promise<WorkerStarted> {
     const worker = cluster.fork();
     let listens = () => {};
-    const listening = new Promise<void>((resolve) => {
+    const listening = new Promise<void>((resolve, reject) => {
       listens = resolve;
+      worker.once("exit", (code, signal) => {
+        const how = signal ?? code;
+        const error = new KvError("KV_REQUEST_ABORTED", `worker ${worker.id} has ended (${how})`);
+        reject(error);
+        calls.close(error);
+        this.#ended(running, code, signal);
+      });
     });
     const calls = new Calls((message) => worker.isConnected() && worker.send(message), {
       // A message sent before the worker listens is lost.
@@ -181,9 +183,8 @@ export class WorkerGroup {
     worker.on("message", (message) => calls.receive(message));
     // A worker that cannot receive is ending; its exit follows.
     worker.on("error", () => {});
-    worker.once("exit", (code, signal) => this.#ended(running, code, signal));
     // A change in progress either ends before the list is read, or reaches this worker.
-    await Promise.race([listening, calls.closed]);
+    await listening;
     const start = await this.#inTurn(() => {
       const changes = this.#changes.list();
       return {
@@ -200,11 +201,8 @@ export class WorkerGroup {
   }
 
   #ended(running: RunningWorker, code: number | null, signal: string | null): void {
-    const { worker, calls, forkedAtMs } = running;
+    const { worker, forkedAtMs } = running;
     this.#workers.delete(worker.id);
-    calls.close(
-      new KvError("KV_REQUEST_ABORTED", `worker ${worker.id} has ended (${signal ?? code})`),
-    );
     void this.#metrics.ended(worker.id);
     if (this.#closing || !this.#started) return;
     const steady = this.#clock.now() - forkedAtMs >= STEADY_MS;
@@ -247,21 +245,21 @@ export class WorkerGroup {
   }
 
   async #askEach<T>(name: string): Promise<[RunningWorker, T][]> {
-    const answers = [...this.#workers.values()]
-      .filter(({ serving }) => serving)
-      .map(async (running): Promise<[RunningWorker, T][]> => {
-        const answer = await this.#inTime(running.calls.call<T>(name)).catch(() => undefined);
-        return answer === undefined ? [] : [[running, answer]];
-      });
-    return (await Promise.all(answers)).flat();
+    const answers: [RunningWorker, T][] = [];
+    const asked = this.#serving().map(async (running) => {
+      answers.push([running, await running.calls.call<T>(name)]);
+    });
+    let timer: Timer | undefined;
+    const late = new Promise<void>((resolve) => {
+      timer = this.#clock.setTimer(resolve, ANSWER_MS, { ref: true });
+    });
+    await Promise.race([Promise.allSettled(asked), late]);
+    timer?.cancel();
+    return [...answers];
   }
 
-  async #inTime<T>(answer: Promise<T>): Promise<T | undefined> {
-    let timer: Timer | undefined;
-    const late = new Promise<undefined>((resolve) => {
-      timer = this.#clock.setTimer(() => resolve(undefined), ANSWER_MS, { ref: true });
-    });
-    return await Promise.race([answer, late]).finally(() => timer?.cancel());
+  #serving(): RunningWorker[] {
+    return [...this.#workers.values()].filter(({ serving }) => serving);
   }
 
   async #reports(): Promise<[WorkerReport, ...WorkerReport[]]> {
@@ -315,8 +313,7 @@ export class WorkerGroup {
     const all: Record<string, number> = {};
     for (const { loads } of this.#workers.values())
       for (const [key, count] of Object.entries(loads)) all[key] = (all[key] ?? 0) + count;
-    for (const { calls, serving, loads } of this.#workers.values()) {
-      if (!serving) continue;
+    for (const { calls, loads } of this.#serving()) {
       const others = Object.entries(all).map(([key, count]) => [key, count - (loads[key] ?? 0)]);
       calls.tell("loadsElsewhere", Object.fromEntries(others));
     }

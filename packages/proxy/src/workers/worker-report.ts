@@ -1,10 +1,12 @@
 import { type InstanceStatus, instanceName } from "@kv/fleet";
 import { signalsOf } from "@kv/fleet/front-end";
 import type { ProxyStatus, WorkerReport } from "../proxy.js";
-import type { RequestCountsStatus, RequestSummary } from "../telemetry/request-record.js";
-
-/** The most ended requests shown for all workers together. */
-const REQUESTS = 100;
+import { total } from "../response/merge-answers.js";
+import {
+  MOST_ENDED,
+  type RequestCountsStatus,
+  type RequestSummary,
+} from "../telemetry/request-record.js";
 
 export function mergedStatus(reports: readonly [WorkerReport, ...WorkerReport[]]): ProxyStatus {
   const statuses = reports.map(({ status }) => status);
@@ -16,7 +18,7 @@ export function mergedStatus(reports: readonly [WorkerReport, ...WorkerReport[]]
     ...reports[0].status,
     draining: statuses.some(({ draining }) => draining),
     uptime_s: Math.max(...statuses.map((status) => status.uptime_s)),
-    requests: mergedCounts(statuses.map(({ requests }) => requests)),
+    requests: total(statuses.map(({ requests }) => requests)) as RequestCountsStatus,
     signals: signalsOf(
       reports.map(({ measured }) => measured),
       loads(prefillers),
@@ -34,7 +36,7 @@ export function mergedRequests(reports: readonly WorkerReport[]): readonly Reque
   return reports
     .flatMap(({ requests }) => requests)
     .sort((a, b) => endedAtMs(a) - endedAtMs(b))
-    .slice(-REQUESTS);
+    .slice(-MOST_ENDED);
 }
 
 /** Running requests of all workers, oldest first. */
@@ -68,23 +70,5 @@ function both(a: InstanceStatus, b: InstanceStatus): InstanceStatus {
     ejections: a.ejections + b.ejections,
     consecutive_failures: Math.max(a.consecutive_failures, b.consecutive_failures),
     last_error: shown.last_error ?? a.last_error ?? b.last_error,
-  };
-}
-
-function mergedCounts(counts: readonly RequestCountsStatus[]): RequestCountsStatus {
-  const sum = (value: (one: RequestCountsStatus) => number | undefined) =>
-    counts.reduce((all, one) => all + (value(one) ?? 0), 0);
-  const sums = (name: "passed_errors" | "refused" | "failed") => {
-    const keys = new Set(counts.flatMap((one) => Object.keys(one[name])));
-    return Object.fromEntries(Array.from(keys, (key) => [key, sum((one) => one[name][key])]));
-  };
-  return {
-    in_flight: sum((one) => one.in_flight),
-    total: sum((one) => one.total),
-    succeeded: sum((one) => one.succeeded),
-    passed_errors: sums("passed_errors"),
-    aborted: sum((one) => one.aborted),
-    refused: sums("refused"),
-    failed: sums("failed"),
   };
 }

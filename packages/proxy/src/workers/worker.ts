@@ -1,10 +1,10 @@
 import { type InstancePool, instanceName, type Role } from "@kv/fleet";
-import type { InstanceChange, JsonLog } from "@kv/fleet/front-end";
+import type { InstanceChange, JsonLog, NamedInstance } from "@kv/fleet/front-end";
 import type { Clock } from "@kv/interface";
 import type { CliOptions } from "../config/cli-options.js";
 import type { PrefillDecodeProxy, ProxyStatus, SharedByWorkers } from "../proxy.js";
+import { objectsByCalls } from "../readback/object-store.js";
 import { Calls } from "./calls.js";
-import { type Changed, replay } from "./instance-changes-log.js";
 import { workerSettings } from "./limits-share.js";
 
 export interface WorkerStart {
@@ -19,11 +19,6 @@ export interface WorkerStarted {
   /** Instance names as in the program's ready line. */
   readonly prefill: string;
   readonly decode: string;
-}
-
-export interface WorkerOptions {
-  readonly create: (options: CliOptions, shared: SharedByWorkers) => Promise<WorkerProxy>;
-  readonly clock: Clock;
 }
 
 interface WorkerProxy {
@@ -42,7 +37,10 @@ const LOADS_MS = 100;
  * Serves clients as one of several workers. The primary handles signals, because a terminal sends
  * Ctrl-C to all processes.
  */
-export function serveAsWorker({ create, clock }: WorkerOptions): void {
+export function serveAsWorker(
+  create: (options: CliOptions, shared: SharedByWorkers) => Promise<WorkerProxy>,
+  clock: Clock,
+): void {
   for (const signal of ["SIGTERM", "SIGHUP", "SIGINT"] as const) process.on(signal, () => {});
   let started: Promise<WorkerProxy> | undefined;
   const ofWorker = async () => {
@@ -55,7 +53,7 @@ export function serveAsWorker({ create, clock }: WorkerOptions): void {
       const created = await create(options, {
         status: () => calls.call<ProxyStatus>("status"),
         changeInstance: (change, body) => calls.call<object>("changeInstance", { change, body }),
-        objects: (call) => calls.call("objects", call),
+        objects: objectsByCalls((call) => calls.call("objects", call)),
       });
       const { proxy } = created;
       replay(changes, proxy.instances);
@@ -123,4 +121,39 @@ function tellLoads(calls: Calls, { instances }: PrefillDecodeProxy, clock: Clock
     clock.setTimer(tell, LOADS_MS);
   };
   tell();
+}
+
+export interface Changed extends NamedInstance {
+  readonly change: InstanceChange;
+  /** Added after the start, so a new worker does not know it. */
+  readonly added: boolean;
+}
+
+/** Operators' changes since the start, for workers that start later. */
+export class InstanceChangesLog {
+  readonly #changed = new Map<string, Changed>();
+
+  record(change: InstanceChange, { role, spec }: NamedInstance): void {
+    const key = `${role} ${instanceName(spec)}`;
+    const before = this.#changed.get(key);
+    const known = before !== undefined && before.change !== "remove" ? before : undefined;
+    if (change === "remove" && before?.added === true) this.#changed.delete(key);
+    else {
+      const added = change === "add" || known?.added === true;
+      this.#changed.set(key, { change, role, spec: known?.spec ?? spec, added });
+    }
+  }
+
+  list(): readonly Changed[] {
+    return [...this.#changed.values()];
+  }
+}
+
+function replay(changes: readonly Changed[], pools: Readonly<Record<Role, InstancePool>>): void {
+  for (const { change, role, spec, added } of changes) {
+    const pool = pools[role];
+    if (added && pool.find(spec) === undefined) pool.add(spec);
+    if (change === "add" || pool.find(spec) === undefined) continue;
+    pool[change](spec).catch(() => {});
+  }
 }

@@ -5,7 +5,7 @@ import { isLongRun } from "@kv/testing/long-run";
 import fc from "fast-check";
 import { expect, test, vi } from "vitest";
 import { PrefillDecodeProxy } from "../../src/proxy.js";
-import { answerObjectCall } from "../../src/readback/object-store.js";
+import { answerObjectCall, objectsByCalls } from "../../src/readback/object-store.js";
 import { ask, expected } from "./client.js";
 import { TurnServers } from "./turn-servers.js";
 
@@ -149,7 +149,7 @@ async function startRouters(routers: Routers, prefill: string, decode: string) {
   const shared = {
     status: () => Promise.reject(new Error("not asked")),
     changeInstance: () => Promise.reject(new Error("not asked")),
-    objects: async <T>(call: unknown) => plain(answerObjectCall(store, plain(call))) as T,
+    objects: objectsByCalls(async (call) => plain(answerObjectCall(store, plain(call)))),
   };
   const count = routers === "one" ? 1 : 2;
   const proxies = Array.from(

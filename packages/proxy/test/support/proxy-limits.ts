@@ -1,7 +1,10 @@
 import { ADMIN_LIMITS, PREFILLER_HEADER, REQUEST_ID_LENGTH } from "@kv/fleet/front-end";
 import { TOP_LEVEL_MEMBERS } from "@kv/http";
-import { ABANDONED_PREFILL_MS, BODIES_PER_CLIENT_BYTES } from "../../src/config/limit-settings.js";
-import { readSettings } from "../../src/config/settings.js";
+import {
+  ABANDONED_PREFILL_MS,
+  BODIES_PER_CLIENT_BYTES,
+  readSettings,
+} from "../../src/config/settings.js";
 import { MAX_NAMED } from "../../src/sidecar/named-prefillers.js";
 
 /** One limit of the proxy's listeners. */
