@@ -87,10 +87,10 @@ export class InstancePool {
     if (candidates.length === 0) return undefined;
     const preferred = this.role === "prefill" ? context.preferredPrefill : context.preferredDecode;
     if (named !== undefined) return candidates.find((one) => one === preferred) ?? candidates[0];
-    const isCandidate = (one: Instance | undefined): one is PooledInstance =>
-      one !== undefined && this.#byLoad.has(candidates, one);
-    const chosen = isCandidate(preferred) ? preferred : this.#routing.choose(candidates, context);
-    return isCandidate(chosen) ? chosen : undefined;
+    const candidateOf = (one: Instance | undefined) =>
+      candidates.includes(one as PooledInstance) ? (one as PooledInstance) : undefined;
+    const taken = preferred && candidateOf(preferred);
+    return taken ?? candidateOf(this.#routing.choose(candidates, context));
   }
 
   fewestInFlight(): number | undefined {
@@ -233,6 +233,7 @@ export class InstancePool {
 
   #instancesChanged(): void {
     this.#known = new WeakMap();
+    this.#byLoad.instancesChanged(this.#instances);
     this.#routing.instancesChanged?.(this.#instances);
     this.#options.pairing?.instancesChanged(this.role, this.#instances);
   }

@@ -100,6 +100,7 @@ class PrefixAware implements Routing {
     const left = new Set(instances);
     const gone = this.#known.filter((instance) => !left.has(instance));
     this.#known = instances;
+    this.#byLoad.instancesChanged(instances);
     for (const instance of gone) this.#silent.delete(instance);
     if (gone.length > 0) this.#remembered.forget(gone);
     this.#cached?.follow(instances);

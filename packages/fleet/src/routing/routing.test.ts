@@ -34,6 +34,30 @@ test("sessionAffinity moves a session only when its instance is removed", () => 
   expect(routing.choose(all, asking({ user: "s1" }))?.url).toBe(before[1]);
 });
 
+test("sessionAffinity places the instances once, also when each request leaves another one out", () => {
+  let reads = 0;
+  const counted = (url: string): Instance => ({
+    ...instance(url),
+    get url() {
+      reads += 1;
+      return url;
+    },
+  });
+  const all = Array.from({ length: 100 }, (_, at) => counted(`i${at}`));
+  const routing = sessionAffinity();
+  routing.instancesChanged?.(all);
+  for (let at = 0; at < 50; at += 1) {
+    const context = asking({ user: `u${at}` });
+    const first = routing.choose(all, context);
+    const second = routing.choose(
+      all.filter((one) => one !== first),
+      context,
+    );
+    expect(second === undefined || second === first).toBe(false);
+  }
+  expect(reads).toBe(all.length);
+});
+
 test("prefixAware sends a prompt where its prefix went before, unless that instance is much busier", () => {
   const routing = prefixAware({ chunkLength: 4, maxImbalance: 2 });
   const [a, b] = [instance("a"), instance("b")];
