@@ -26,7 +26,7 @@ import { WarmStart } from "./kv-sources/warm-start.js";
 import type { InstanceGet } from "./pairing/engine-facts.js";
 import { Pairing } from "./pairing/pairing.js";
 import type { GenerationRequest } from "./request/generation-request.js";
-import { builtInRouting } from "./routing/built-in-routings.js";
+import { builtInRouting, type RoutingName } from "./routing/built-in-routings.js";
 import { InstancePool } from "./routing/instance-pool.js";
 import { PrefillCosts } from "./routing/prefill-costs.js";
 import type { Routing } from "./routing/routing.js";
@@ -103,7 +103,7 @@ export class Fleet {
   #lastPart: Promise<void> = Promise.resolve();
   readonly #firstReadingsMs: number;
   readonly #namesPrefillers: boolean;
-  readonly #createRouting: (role: Role, named: FleetSettings["routing"]) => Routing;
+  readonly #createRouting: (role: Role, name: RoutingName) => Routing;
   readonly #renderer: PromptRenderer;
   #routings: Readonly<Record<Role, Routing>>;
   /** What the pools and strategies were last made of. */
@@ -115,7 +115,8 @@ export class Fleet {
   /** @throws `KV_CONFIG_INVALID` without instances and discovery. */
   constructor(options: FleetOptions) {
     const { settings, metrics, createRouting, createDiscovery, namesPrefillers = false } = options;
-    const { clock, random, log, tracer } = ambient(options);
+    const given = ambient(options);
+    const { clock, random, log } = given;
     const { timeouts, health } = settings;
     this.#firstReadingsMs = settings.pairing.timeoutMs;
     this.#namesPrefillers = namesPrefillers;
@@ -130,8 +131,8 @@ export class Fleet {
     const get = instanceGet(this.upstream, clock);
     this.get = get;
     const turns = kvEventTurns(clock);
-    this.#createRouting = (role, named) =>
-      createRouting?.(role) ?? builtInRouting(named[role], { clock, log, get, turns });
+    this.#createRouting = (role, name) =>
+      createRouting?.(role) ?? builtInRouting(name, { clock, log, get, turns });
     this.#reloaded = settings;
     this.#routings = this.#newRoutings(settings.routing);
     const { mode, ...reading } = settings.pairing;
@@ -162,12 +163,10 @@ export class Fleet {
     const decode = pool("decode", settings.decoders);
     this.pools = { prefill, decode };
     this.prometheus = new PrometheusMetrics([prefill, decode]);
+    const { prometheus } = this;
     this.ambient = {
-      clock,
-      random,
-      log,
-      tracer,
-      metrics: metrics === undefined ? this.prometheus : bothMetrics(metrics, this.prometheus),
+      ...given,
+      metrics: metrics === undefined ? prometheus : bothMetrics(metrics, prometheus),
     };
     const parses = new YieldingQueue({ clock });
     this.parses = parses;
@@ -181,9 +180,7 @@ export class Fleet {
             costs: this.prefillCosts,
             get,
             parses,
-            clock,
-            random,
-            log,
+            ...this.ambient,
           });
     this.#warmStart =
       this.kvSources &&
@@ -191,9 +188,7 @@ export class Fleet {
         sources: this.kvSources,
         upstream,
         hasChecks: health.intervalMs > 0,
-        clock,
-        random,
-        log,
+        ...this.ambient,
       });
     this.signals = new AutoscalingSignals({
       prefillers: prefill,
@@ -203,8 +198,8 @@ export class Fleet {
       costs: this.prefillCosts,
       metrics: this.ambient.metrics,
     });
-    this.prometheus.addSignals(() => this.signals.status());
-    if (discovery !== undefined) this.prometheus.addDiscovery(discovery);
+    prometheus.addSignals(() => this.signals.status());
+    if (discovery !== undefined) prometheus.addDiscovery(discovery);
     const { prefill: forwarded } = forwardedHeaders(settings.forwardHeaders);
     const renderers = namesPrefillers ? decode : prefill;
     this.#renderer = new PromptRenderer({ renderers, upstream, forwarded, ambient: this.ambient });
@@ -232,10 +227,8 @@ export class Fleet {
   }
 
   #newRoutings(named: FleetSettings["routing"]): Readonly<Record<Role, Routing>> {
-    return {
-      prefill: this.#createRouting("prefill", named),
-      decode: this.#createRouting("decode", named),
-    };
+    const of = (role: Role) => this.#createRouting(role, named[role]);
+    return { prefill: of("prefill"), decode: of("decode") };
   }
 
   /**

@@ -68,7 +68,7 @@ const CHUNK_BYTES = 64 * 1024;
 
 /** Repeated values are joined by commas, as in Node. */
 export function headersOf(message: HttpHeaders): Record<string, string> {
-  const headers: Record<string, string> = Object.create(null) as Record<string, string>;
+  const headers = Object.create(null) as Record<string, string>;
   for (const { key, value, raw_value: raw } of message.headers?.headers ?? []) {
     const text = raw === undefined || raw.length === 0 ? (value ?? "") : raw.toString("latin1");
     const before = headers[key];
@@ -121,12 +121,10 @@ export function* bodyResponses(
   bytes: Buffer,
   end: boolean,
 ): Generator<ProcessingResponse> {
-  const pieces: Buffer[] = [];
-  for (let at = 0; at < bytes.length; at += CHUNK_BYTES)
-    pieces.push(bytes.subarray(at, at + CHUNK_BYTES));
-  if (pieces.length === 0 && end) pieces.push(Buffer.alloc(0));
-  for (const [i, body] of pieces.entries()) {
-    const streamed_response = { body, end_of_stream: end && i === pieces.length - 1 };
+  // An end without bytes is a piece too.
+  for (let at = 0; at < bytes.length || (end && at === 0); at += CHUNK_BYTES) {
+    const body = bytes.subarray(at, at + CHUNK_BYTES);
+    const streamed_response = { body, end_of_stream: end && at + CHUNK_BYTES >= bytes.length };
     yield { [direction]: { response: { body_mutation: { streamed_response } } } };
   }
 }
@@ -204,24 +202,6 @@ export function endpointLabel(path: string): string {
   return path.startsWith("/v1/models") ? "/v1/models" : "other";
 }
 
-export function tooSlow(receiveMs: number): KvError {
-  return new KvError("KV_REQUEST_TIMEOUT", `the body did not arrive within ${receiveMs} ms`, {
-    details: { httpStatus: 408, limit: "timeouts.receiveMs" },
-  });
-}
-
-/** Without an end, a request would stay in its instances' load. */
-export function neverEnded(requestMs: number): KvError {
-  return new KvError(
-    "KV_REQUEST_TIMEOUT",
-    `the gateway has not ended the stream within ${requestMs} ms`,
-    {
-      hint: "timeouts.requestMs sets the limit",
-      details: { limit: "timeouts.requestMs" },
-    },
-  );
-}
-
 const PARTS = [
   "response_headers",
   "response_body",
@@ -232,19 +212,14 @@ const PARTS = [
 ] as const;
 export type MessagePart = (typeof PARTS)[number];
 
-interface Progress {
-  hasBegun: boolean;
-  hasEnded: boolean;
-}
-
 /**
  * Checks the order of messages: headers, body, trailers, of the request and then of the answer.
  * Parts may be absent. Envoy may send a second, empty end of a body (envoy#46237), and its own
  * answer before the request has ended.
  */
 export class MessageOrder {
-  readonly #request: Progress = { hasBegun: false, hasEnded: false };
-  readonly #answer: Progress = { hasBegun: false, hasEnded: false };
+  readonly #request = { hasBegun: false, hasEnded: false };
+  readonly #answer = { hasBegun: false, hasEnded: false };
 
   /**
    * The part that a message brings; undefined for a message to ignore.

@@ -1,10 +1,11 @@
 import { lookup, resolveSrv } from "node:dns/promises";
 import { readFile } from "node:fs/promises";
-import type { Clock, Log, Timer } from "@kv/interface";
+import type { Clock, Log } from "@kv/interface";
 import { unknownKeys } from "@kv/program/unknown-keys";
 import { z } from "zod";
 import { type InstanceSpec, instanceName, type Role } from "../instances/instance.js";
 import { instanceSpecSchema, parseInstanceSpec } from "../instances/instance-spec.js";
+import { repeat } from "../repeat.js";
 import type { InstancePool } from "../routing/instance-pool.js";
 
 /** All instances that a discovery has found. */
@@ -188,25 +189,15 @@ function polledDiscovery(
 ): Discovery {
   return {
     name,
-    watch(onChange, onError) {
-      let timer: Timer | undefined;
-      let closed = false;
-      async function poll(): Promise<void> {
+    watch: (onChange, onError) =>
+      repeat(clock, async (isClosed) => {
         try {
           const found = await read();
-          if (!closed) onChange(found);
+          if (!isClosed()) onChange(found);
         } catch (error) {
-          if (!closed) onError(error);
+          if (!isClosed()) onError(error);
         }
-        if (!closed) timer = clock.setTimer(() => void poll(), intervalMs);
-      }
-      void poll();
-      return {
-        close() {
-          closed = true;
-          timer?.cancel();
-        },
-      };
-    },
+        return intervalMs;
+      }),
   };
 }

@@ -1,6 +1,7 @@
-import { type Clock, KvError, type Timer } from "@kv/interface";
+import { type Clock, KvError } from "@kv/interface";
 import type { PooledInstance } from "../instances/pooled-instance.js";
 import type { InstanceGetRequest } from "../pairing/engine-facts.js";
+import { repeat } from "../repeat.js";
 import type { InstancePool } from "../routing/instance-pool.js";
 
 /** How instances are checked. */
@@ -32,7 +33,7 @@ export class HealthChecks {
   readonly #clock: Clock;
   readonly #checking = new Map<PooledInstance, Promise<void>>();
   readonly #checkedAtMs = new WeakMap<PooledInstance, number>();
-  #timer: Timer | undefined = undefined;
+  #rounds: { close(): void } | undefined;
   #closed = false;
 
   constructor(
@@ -45,7 +46,7 @@ export class HealthChecks {
     this.#probe = probe;
     this.#settings = settings;
     this.#clock = clock;
-    if (settings.intervalMs > 0) void this.#round();
+    if (settings.intervalMs > 0) this.#rounds = repeat(clock, () => this.#round());
   }
 
   check(instance: PooledInstance): void {
@@ -76,18 +77,17 @@ export class HealthChecks {
 
   close(): void {
     this.#closed = true;
-    this.#timer?.cancel();
+    this.#rounds?.close();
   }
 
   [Symbol.dispose](): void {
     this.close();
   }
 
-  async #round(): Promise<void> {
+  async #round(): Promise<number> {
     const instances = this.#pools.flatMap((pool) => pool.list());
     await Promise.all(instances.map((instance) => this.#check(instance)));
-    if (this.#closed) return;
-    this.#timer = this.#clock.setTimer(() => void this.#round(), this.#settings.intervalMs);
+    return this.#settings.intervalMs;
   }
 
   #check(instance: PooledInstance): Promise<void> {

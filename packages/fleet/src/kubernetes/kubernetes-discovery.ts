@@ -82,9 +82,9 @@ class Reflector {
   readonly #options: ReflectorOptions;
   readonly #closing = new AbortController();
   #pods: Pods = new Map();
-  #resourceVersion: string | undefined = undefined;
+  #resourceVersion: string | undefined;
   #failures = 0;
-  #timer: Timer | undefined = undefined;
+  #timer: Timer | undefined;
 
   constructor(options: ReflectorOptions) {
     this.#options = options;

@@ -1,3 +1,4 @@
+import { getOrAdd } from "../get-or-add.js";
 import { HashTable, larger, mixed } from "./hash-table.js";
 
 const FIRST_ROWS = 1024;
@@ -89,11 +90,7 @@ export class BlockHashes {
   }
 
   addCopies(number: number, group: number, by: 1 | 0 | -1): void {
-    let counts = this.#copies.get(group);
-    if (counts === undefined) {
-      counts = new Uint8Array(this.#low.length);
-      this.#copies.set(group, counts);
-    }
+    const counts = getOrAdd(this.#copies, group, () => new Uint8Array(this.#low.length));
     counts[number] = Math.min(MAX_COUNT, Math.max(0, (counts[number] ?? 0) + by));
   }
 

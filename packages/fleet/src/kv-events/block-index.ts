@@ -1,3 +1,4 @@
+import { getOrAdd } from "../get-or-add.js";
 import type { Instance } from "../instances/instance.js";
 import { BlockHashes } from "./block-hashes.js";
 import { type BlockGeometry, type BlockTree, tokensHash } from "./block-tree.js";
@@ -217,9 +218,7 @@ export class BlockIndex {
       this.#contradictions += 1;
       return;
     }
-    const runs = this.#waiting.get(parent);
-    if (runs === undefined) this.#waiting.set(parent, [run]);
-    else runs.push(run);
+    getOrAdd(this.#waiting, parent, () => []).push(run);
     this.#waitingBlocks += run.hashes.length;
     for (const oldest of this.#waiting.keys()) {
       if (this.#waitingBlocks <= MAX_WAITING) break;

@@ -1,3 +1,4 @@
+import { getOrAdd } from "../get-or-add.js";
 import type { Instance } from "../instances/instance.js";
 import { HashTable, larger, mixed } from "./hash-table.js";
 
@@ -158,13 +159,11 @@ export class BlockTree {
   }
 
   holderOf(instance: Instance): number {
-    let number = this.#numbers.get(instance);
-    if (number === undefined) {
-      number = this.#freeNumbers.pop() ?? this.#instances.length;
+    return getOrAdd(this.#numbers, instance, () => {
+      const number = this.#freeNumbers.pop() ?? this.#instances.length;
       this.#instances[number] = instance;
-      this.#numbers.set(instance, number);
-    }
-    return number;
+      return number;
+    });
   }
 
   /**
@@ -172,9 +171,7 @@ export class BlockTree {
    * then calls `released`.
    */
   renewed(instance: Instance): number {
-    const number = this.#numbers.get(instance);
-    if (number !== undefined) this.#instances[number] = undefined;
-    this.#numbers.delete(instance);
+    this.#hide(instance);
     return this.holderOf(instance);
   }
 
@@ -189,11 +186,15 @@ export class BlockTree {
   }
 
   forget(instance: Instance): void {
+    const number = this.#hide(instance);
+    if (number !== undefined) this.#freeNumbers.push(number);
+  }
+
+  #hide(instance: Instance): number | undefined {
     const number = this.#numbers.get(instance);
-    if (number === undefined) return;
     this.#numbers.delete(instance);
-    this.#instances[number] = undefined;
-    this.#freeNumbers.push(number);
+    if (number !== undefined) this.#instances[number] = undefined;
+    return number;
   }
 
   /** Without the last token, which is always computed. */

@@ -1,4 +1,4 @@
-import type { Clock, Log, Random, YieldingQueue } from "@kv/interface";
+import type { Ambient, Random, YieldingQueue } from "@kv/interface";
 import type { Instance, Role } from "../instances/instance.js";
 import { parseInstanceSpec } from "../instances/instance-spec.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
@@ -25,15 +25,12 @@ export interface KvSource extends KvHolder {
   readonly ownTokens: number;
 }
 
-export interface KvSourcesOptions {
+export interface KvSourcesOptions extends Ambient {
   readonly settings: FleetSettings["kvSources"];
   readonly pools: Readonly<Record<Role, InstancePool>>;
   readonly costs: PrefillCosts;
   readonly get: InstanceGet;
   readonly parses: YieldingQueue;
-  readonly clock: Clock;
-  readonly random: Random;
-  readonly log: Log;
 }
 
 /**

@@ -1,4 +1,4 @@
-import { silentLog, systemRandom } from "@kv/interface";
+import { ambient } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import type { PooledInstance } from "../instances/pooled-instance.js";
@@ -32,9 +32,7 @@ test("an instance takes load only when all its fetches have ended, also where on
     sources: sources as unknown as KvSources,
     upstream: { send } as unknown as Upstream,
     hasChecks: false,
-    clock: manualClock(),
-    random: systemRandom(),
-    log: silentLog,
+    ...ambient({ clock: manualClock() }),
   });
   const warm = start.warm(instance as unknown as PooledInstance);
   await new Promise((resolve) => setTimeout(resolve, 10));

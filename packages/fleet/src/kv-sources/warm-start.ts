@@ -1,4 +1,4 @@
-import { type Clock, KvError, type Log, type Random, settleAll } from "@kv/interface";
+import { type Ambient, KvError, settleAll } from "@kv/interface";
 import { instanceName } from "../instances/instance.js";
 import type { PooledInstance } from "../instances/pooled-instance.js";
 import { Deadline, LazyAbort } from "../request/deadline.js";
@@ -6,14 +6,11 @@ import { legHeaders, type Upstream } from "../upstream/upstream.js";
 import type { AskedPrompt } from "./asked-prompts.js";
 import type { KvSources } from "./kv-sources.js";
 
-export interface WarmStartOptions {
+export interface WarmStartOptions extends Ambient {
   readonly sources: KvSources;
   readonly upstream: Upstream;
   /** Whether health checks tell that an instance runs. */
   readonly hasChecks: boolean;
-  readonly clock: Clock;
-  readonly random: Random;
-  readonly log: Log;
 }
 
 /** The longest that a new instance takes no load. */

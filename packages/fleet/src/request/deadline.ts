@@ -4,9 +4,9 @@ const nothing = () => {};
 
 /** Creates an `AbortSignal` only when `signal` is read, which few legs do. */
 export class LazyAbort {
-  #reason: KvError | undefined = undefined;
-  #controller: AbortController | undefined = undefined;
-  #listeners: Set<() => void> | undefined = undefined;
+  #reason: KvError | undefined;
+  #controller: AbortController | undefined;
+  #listeners: Set<() => void> | undefined;
 
   get aborted(): boolean {
     return this.#reason !== undefined;
@@ -75,7 +75,7 @@ export class Deadline extends LazyAbort {
   #phase = "";
   #phaseMs = 0;
   #phaseEndsAtMs = Number.POSITIVE_INFINITY;
-  #timer: Timer | undefined = undefined;
+  #timer: Timer | undefined;
   #timerAtMs = Number.POSITIVE_INFINITY;
   #closed = false;
 

@@ -1,4 +1,5 @@
 import { type Clock, KvError, type Random } from "@kv/interface";
+import { getOrAdd } from "../get-or-add.js";
 import {
   type Instance,
   type InstanceId,
@@ -315,13 +316,8 @@ class KnownList {
   without(list: readonly PooledInstance[], out: ReadonlySet<Instance>): readonly PooledInstance[] {
     if (out.size === 0) return list;
     const key = [list === this.available, ...Array.from(out, instanceName)].join(" ");
-    let part = this.#parts.get(key);
-    if (part === undefined) {
-      part = partOf(list, (one) => !out.has(one));
-      if (this.#parts.size >= MAX_PARTS) this.#parts.clear();
-      this.#parts.set(key, part);
-    }
-    return part;
+    if (this.#parts.size > MAX_PARTS) this.#parts.clear();
+    return getOrAdd(this.#parts, key, () => partOf(list, (one) => !out.has(one)));
   }
 }
 

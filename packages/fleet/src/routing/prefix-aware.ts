@@ -1,4 +1,5 @@
 import { createHash } from "node:crypto";
+import { getOrAdd } from "../get-or-add.js";
 import type { Instance, KvEventStatus } from "../instances/instance.js";
 import type { CachedPrefixes } from "../kv-events/kv-event-subscriber.js";
 import { unsaltedIds, writtenIds } from "../request/generation-request.js";
@@ -230,12 +231,8 @@ class RememberedPrefixes {
 
   #keysOf({ request }: RoutingContext): readonly string[] {
     if (request === undefined) return [];
-    let keys = this.#keys.get(request.fields);
-    if (keys === undefined) {
-      keys = prefixKeys(request.fields, this.#chunkLength);
-      this.#keys.set(request.fields, keys);
-    }
-    return keys;
+    const { fields } = request;
+    return getOrAdd(this.#keys, fields, () => prefixKeys(fields, this.#chunkLength));
   }
 }
 

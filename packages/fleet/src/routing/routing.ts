@@ -1,3 +1,4 @@
+import { getOrAdd } from "../get-or-add.js";
 import type { Instance, KvEventStatus } from "../instances/instance.js";
 import type { PooledInstance } from "../instances/pooled-instance.js";
 import type { Holders } from "../kv-events/block-tree.js";
@@ -152,18 +153,14 @@ export class LeastLoaded implements Routing {
   }
 
   #membersOf(candidates: readonly Instance[]): ReadonlySet<Instance> {
-    let members = this.#members.get(candidates);
-    if (members === undefined) {
-      members = new Set(candidates);
-      this.#members.set(candidates, members);
-      this.#add(members);
-    }
+    const members = getOrAdd(this.#members, candidates, () => this.#add(new Set(candidates)));
     if (!this.#isTold) for (const one of members) this.#refresh(one);
     return members;
   }
 
-  #add(instances: ReadonlySet<Instance>): void {
+  #add(instances: ReadonlySet<Instance>): ReadonlySet<Instance> {
     for (const one of instances) if (!this.#places.has(one)) this.#append(one, this.#loadOf(one));
+    return instances;
   }
 
   #refresh(instance: Instance): void {

@@ -1,4 +1,5 @@
 import { createHash } from "node:crypto";
+import { getOrAdd } from "../get-or-add.js";
 import { type Instance, instanceName } from "../instances/instance.js";
 import { mixed } from "../kv-events/hash-table.js";
 import { LeastLoaded, type Routing, type RoutingContext } from "./routing.js";
@@ -25,11 +26,7 @@ export function sessionAffinity(): Routing {
       if (session === undefined) return byLoad.choose(candidates);
       // A retry leaves an instance out. A ring for each such list would take milliseconds.
       const placed = candidates.length < all.length ? all : candidates;
-      let ring = rings.get(placed);
-      if (ring === undefined) {
-        ring = new Ring(placed);
-        rings.set(placed, ring);
-      }
+      const ring = getOrAdd(rings, placed, () => new Ring(placed));
       const point = hashOf(session);
       const nearest = ring.nearest(point);
       return candidates.includes(nearest) ? nearest : ring.nearest(point, candidates);

@@ -2,6 +2,7 @@ import type { IncomingHttpHeaders, OutgoingHttpHeaders } from "node:http";
 import { Readable } from "node:stream";
 import { type Clock, KvError, YieldingQueue } from "@kv/interface";
 import { buildConnector, Client, type Dispatcher } from "undici";
+import { getOrAdd } from "../get-or-add.js";
 import type { FailureStage, Role } from "../instances/instance.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
 import { Deadline, type LazyAbort } from "../request/deadline.js";
@@ -98,13 +99,10 @@ export class Upstream {
   }
 
   #target(url: string) {
-    let known = this.#targets.get(url);
-    if (known === undefined) {
+    return getOrAdd(this.#targets, url, () => {
       const { origin, pathname } = new URL(url);
-      known = { origin, prefix: pathname === "/" ? "" : pathname };
-      this.#targets.set(url, known);
-    }
-    return known;
+      return { origin, prefix: pathname === "/" ? "" : pathname };
+    });
   }
 }
 
@@ -168,10 +166,10 @@ class Call implements Dispatcher.DispatchHandler {
   readonly #reject: (error: KvError) => void;
   readonly #queue = new BodyQueue();
   isKept = false;
-  #controller: Dispatcher.DispatchController | undefined = undefined;
+  #controller: Dispatcher.DispatchController | undefined;
   #stage: BrokenStage = "connect";
   #ended = false;
-  #stopListening: (() => void) | undefined = undefined;
+  #stopListening: (() => void) | undefined;
 
   constructor(
     request: UpstreamRequest,
