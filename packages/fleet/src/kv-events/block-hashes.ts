@@ -18,13 +18,9 @@ export class BlockHashes {
   readonly #copies = new Map<number, Uint8Array>();
   readonly #table = new HashTable((number) => this.#low[number] ?? 0);
   #byBlock: HashTable | undefined;
-  #size = 0;
+  size = 0;
   #next = 1;
   readonly #free: number[] = [];
-
-  get size(): number {
-    return this.#size;
-  }
 
   find(hash: string): number {
     fingerprint(hash);
@@ -42,7 +38,7 @@ export class BlockHashes {
     this.#high[number] = high;
     this.#blocks[number] = 0;
     this.#table.add(number);
-    this.#size += 1;
+    this.size += 1;
     return number;
   }
 
@@ -51,7 +47,7 @@ export class BlockHashes {
     if (this.#blocks[number] !== 0) this.#byBlock?.remove(number);
     this.#blocks[number] = 0;
     this.#free.push(number);
-    this.#size -= 1;
+    this.size -= 1;
   }
 
   /** 0 without a place. */

@@ -31,8 +31,9 @@ export class BlockIndex {
   readonly #maxBlocks: number;
   #blocks = new BlockHashes();
   readonly #groups = new Map<number, Group>();
-  #refused = 0;
-  #contradictions = 0;
+  refused = 0;
+  /** Blocks at two places, which no correct publisher reports. */
+  contradictions = 0;
   /** How many tokens after a block its hash covers. */
   #lookahead = 0;
   /**
@@ -51,15 +52,6 @@ export class BlockIndex {
 
   get size(): number {
     return this.#blocks.size;
-  }
-
-  get refused(): number {
-    return this.#refused;
-  }
-
-  /** Blocks at two places, which no correct publisher reports. */
-  get contradictions(): number {
-    return this.#contradictions;
   }
 
   *stored({ hashes, parent, tokens, blockSize, lookahead, group }: StoredBlocks): Steps {
@@ -114,7 +106,7 @@ export class BlockIndex {
     this.#groups.clear();
     this.#waiting.clear();
     this.#waitingBlocks = 0;
-    this.#refused = 0;
+    this.refused = 0;
     return dropping;
   }
 
@@ -200,7 +192,7 @@ export class BlockIndex {
     const known = this.#blocks.find(hash);
     if (known !== 0) return known;
     if (this.#blocks.size < this.#maxBlocks) return this.#blocks.addNotFound();
-    this.#refused += 1;
+    this.refused += 1;
     return undefined;
   }
 
@@ -215,7 +207,7 @@ export class BlockIndex {
       return;
     }
     if (run.hashes.includes(parent)) {
-      this.#contradictions += 1;
+      this.contradictions += 1;
       return;
     }
     getOrAdd(this.#waiting, parent, () => []).push(run);
@@ -256,7 +248,7 @@ export class BlockIndex {
     const [known, there] = [this.#blocks.block(number), this.#tree.at(parent, tokens)];
     if (known !== 0 && known === there) return known;
     if (known !== 0 || (there !== 0 && this.#tree.has(there, this.#holder))) {
-      this.#contradictions += 1;
+      this.contradictions += 1;
       return 0;
     }
     const block = there === 0 ? this.#tree.add(parent, tokens) : there;

@@ -48,7 +48,7 @@ export class BlockTree {
   readonly #places = new HashTable((block) =>
     placeHash(this.#parents[block] ?? 0, this.#tokens[block] ?? 0),
   );
-  #size = 0;
+  size = 0;
   #next = 1;
   readonly #freeBlocks: number[] = [];
   readonly #instances: (Instance | undefined)[] = [undefined];
@@ -61,10 +61,6 @@ export class BlockTree {
   #lastPath:
     | { readonly tokens: ArrayLike<number>; readonly of: KnownGeometry; readonly blocks: number[] }
     | undefined;
-
-  get size(): number {
-    return this.#size;
-  }
 
   geometry({ blockSize, lookahead }: BlockGeometry): KnownGeometry | undefined {
     for (const one of this.#geometries)
@@ -95,7 +91,7 @@ export class BlockTree {
     const block = this.#newBlock(parent, tokens);
     this.#children[parent] = (this.#children[parent] ?? 0) + 1;
     this.#places.add(block);
-    this.#size += 1;
+    this.size += 1;
     this.#lastPath = undefined;
     return block;
   }
@@ -144,7 +140,7 @@ export class BlockTree {
       const parent = this.#parents[gone] ?? 0;
       this.#places.remove(gone);
       this.#freeBlocks.push(gone);
-      this.#size -= 1;
+      this.size -= 1;
       this.#lastPath = undefined;
       this.#children[parent] = (this.#children[parent] ?? 0) - 1;
       gone = parent;

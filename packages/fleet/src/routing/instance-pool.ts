@@ -1,4 +1,4 @@
-import { type Clock, KvError, type Random } from "@kv/interface";
+import { KvError, type Random } from "@kv/interface";
 import { getOrAdd } from "../get-or-add.js";
 import {
   type Instance,
@@ -33,7 +33,6 @@ export interface InstancePoolOptions extends PooledInstanceOptions {
 export class InstancePool {
   readonly role: Role;
   #routing: Routing;
-  readonly #clock: Clock;
   readonly #options: InstancePoolOptions;
   #instances: readonly PooledInstance[] = [];
   readonly #byName = new Map<string, PooledInstance>();
@@ -45,10 +44,8 @@ export class InstancePool {
 
   /** @throws `KV_CONFIG_INVALID` for an instance that is named twice. */
   constructor(options: InstancePoolOptions) {
-    const { role, routing, clock } = options;
-    this.role = role;
-    this.#routing = routing;
-    this.#clock = clock;
+    this.role = options.role;
+    this.#routing = options.routing;
     this.#options = options;
     for (const spec of options.instances) this.add(spec);
   }
@@ -108,8 +105,8 @@ export class InstancePool {
     excluding: ReadonlySet<Instance>,
     partners: readonly Instance[],
   ): readonly PooledInstance[] {
-    const { pairing } = this.#options;
-    const nowMs = this.#clock.now();
+    const { pairing, clock } = this.#options;
+    const nowMs = clock.now();
     const found: PooledInstance[] = [];
     for (const one of this.#byLoad.inOrder(this.#instances)) {
       const instance = one as PooledInstance;
@@ -213,8 +210,7 @@ export class InstancePool {
    * @throws `KV_PROXY_NO_INSTANCE` for an instance that is not in the pool.
    */
   async drain(id: InstanceId): Promise<void> {
-    const draining = this.#beginDraining(id);
-    await Promise.all([draining.idle(), this.#options.leaving?.(draining)]);
+    await this.#drained(id);
   }
 
   /**
@@ -223,8 +219,7 @@ export class InstancePool {
    * @throws `KV_PROXY_NO_INSTANCE` for an instance that is not in the pool.
    */
   async remove(id: InstanceId): Promise<void> {
-    const removed = this.#beginDraining(id);
-    await Promise.all([removed.idle(), this.#options.leaving?.(removed)]);
+    const removed = await this.#drained(id);
     // An instance that was added again meanwhile stays.
     if (!removed.draining) return;
     this.#instances = this.#instances.filter((instance) => instance !== removed);
@@ -239,7 +234,7 @@ export class InstancePool {
     this.#options.pairing?.instancesChanged(this.role, this.#instances);
   }
 
-  #beginDraining(id: InstanceId): PooledInstance {
+  async #drained(id: InstanceId): Promise<PooledInstance> {
     const found = this.find(id);
     if (found === undefined) {
       throw new KvError(
@@ -252,6 +247,7 @@ export class InstancePool {
       );
     }
     found.drain(true);
+    await Promise.all([found.idle(), this.#options.leaving?.(found)]);
     return found;
   }
 
@@ -277,7 +273,7 @@ export class InstancePool {
     instances: readonly PooledInstance[],
     excluding: ReadonlySet<Instance>,
   ): readonly PooledInstance[] {
-    const nowMs = this.#clock.now();
+    const nowMs = this.#options.clock.now();
     let known = this.#known.get(instances);
     if (known === undefined || nowMs >= known.untilMs) {
       known = new KnownList(instances, nowMs);

@@ -135,13 +135,6 @@ class PrefixAware implements Routing {
       const score = cached.matchedTokens(instance, ids) ?? 0;
       if (score > (best?.score ?? 0)) best = { instance, score };
     };
-    if (cached.holders === undefined) {
-      for (const one of this.#byLoad.inOrder(candidates)) {
-        if (one.inFlight > most) break;
-        ask(one);
-      }
-      return best;
-    }
     let asked = 0;
     for (const { instances, tokens } of cached.holders(ids)) {
       if ((best?.score ?? 0) >= tokens || asked >= MAX_ASKED) break;

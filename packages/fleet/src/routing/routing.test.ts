@@ -80,6 +80,7 @@ test("prefixAware hashes no prompt of token ids once the instances that were sil
   const reporting = new Set<string>();
   const cached = {
     matchedTokens: ({ url }: Instance) => (reporting.has(url) ? 0 : undefined),
+    holders: () => [],
     follow() {},
     close() {},
   };
@@ -115,7 +116,9 @@ test("prefixAware hashes no prompt of token ids once the instances that were sil
 });
 
 test("prefixAware uses the instances' KV events for prompts of token ids", () => {
-  const index = new BlockIndex(new BlockTree(), instance("b"));
+  const all = [instance("a"), instance("b"), instance("c")];
+  const tree = new BlockTree();
+  const index = new BlockIndex(tree, all[1] ?? instance("b"));
   const group = { index: 0, needs: "all" } as const;
   void [
     ...index.stored({
@@ -129,11 +132,11 @@ test("prefixAware uses the instances' KV events for prompts of token ids", () =>
   const cached = {
     matchedTokens: (one: Instance, tokens: readonly number[]) =>
       one.url === "b" ? index.matchedTokens(tokens) : 0,
+    holders: (tokens: ArrayLike<number>) => tree.holders(tokens),
     follow() {},
     close() {},
   };
   const routing = prefixAware({ cached });
-  const all = [instance("a"), instance("b"), instance("c")];
   for (let round = 0; round < 4; round += 1) {
     expect(routing.choose(all, asking({ prompt: [1, 2, 9, 9] }))?.url).toBe("b");
   }

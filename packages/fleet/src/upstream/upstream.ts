@@ -5,7 +5,7 @@ import { buildConnector, Client, type Dispatcher } from "undici";
 import { getOrAdd } from "../get-or-add.js";
 import type { FailureStage, Role } from "../instances/instance.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
-import { Deadline, type LazyAbort } from "../request/deadline.js";
+import { Deadline } from "../request/deadline.js";
 import type { RequestBody } from "../request/generation-request.js";
 import { BodyQueue } from "./body-queue.js";
 import { HOP_BY_HOP } from "./forwarded-headers.js";
@@ -23,7 +23,7 @@ export interface UpstreamRequest {
   readonly headers: Readonly<Record<string, string | string[]>>;
   readonly body?: RequestBody | undefined;
   /** Closes the connection when it aborts. */
-  readonly abort: LazyAbort;
+  readonly abort: Deadline;
   /** Takes no kept connection. */
   readonly fresh?: boolean | undefined;
   /** Called when the request begins to leave. Before, the instance has received nothing. */
