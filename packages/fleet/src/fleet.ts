@@ -15,7 +15,7 @@ import {
   fileDiscovery,
   ObservedDiscovery,
 } from "./discovery/discovery.js";
-import { HealthChecks, type HealthProbeRequest } from "./health/health-checks.js";
+import { HealthChecks } from "./health/health-checks.js";
 import { type InstanceStatus, instanceName, type Role } from "./instances/instance.js";
 import { parseInstanceSpec } from "./instances/instance-spec.js";
 import type { PooledInstance } from "./instances/pooled-instance.js";
@@ -205,10 +205,9 @@ export class Fleet {
     this.#renderer = new PromptRenderer({ renderers, upstream, forwarded, ambient: this.ambient });
     // An unreachable name is known after the time to connect.
     const timeoutMs = Math.min(health.timeoutMs, timeouts.connectMs);
-    const probe = async (request: HealthProbeRequest) => (await get(request)).status;
     // Many sidecars would check them too often.
     const checked = namesPrefillers ? [decode] : [prefill, decode];
-    this.#health = new HealthChecks(checked, probe, { ...health, timeoutMs }, clock);
+    this.#health = new HealthChecks(checked, get, { ...health, timeoutMs }, clock);
     this.#follower =
       discovery === undefined || namesPrefillers
         ? undefined

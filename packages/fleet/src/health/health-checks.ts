@@ -1,6 +1,6 @@
 import { type Clock, KvError } from "@kv/interface";
 import type { PooledInstance } from "../instances/pooled-instance.js";
-import type { InstanceGetRequest } from "../pairing/engine-facts.js";
+import type { InstanceGet } from "../pairing/engine-facts.js";
 import { repeat } from "../repeat.js";
 import type { InstancePool } from "../routing/instance-pool.js";
 
@@ -13,12 +13,6 @@ export interface HealthSettings {
   readonly failures: number;
 }
 
-/** One HTTP request for an instance's health. */
-export type HealthProbeRequest = InstanceGetRequest;
-
-/** Sends a health request and resolves with the status of the answer. */
-export type HealthProbe = (request: HealthProbeRequest) => Promise<number>;
-
 /** An instance seen this recently waits for the next round. */
 const FRESH_MS = 1000;
 
@@ -28,7 +22,7 @@ const FRESH_MS = 1000;
  */
 export class HealthChecks {
   readonly #pools: readonly InstancePool[];
-  readonly #probe: HealthProbe;
+  readonly #get: InstanceGet;
   readonly #settings: HealthSettings;
   readonly #clock: Clock;
   readonly #checking = new Map<PooledInstance, Promise<void>>();
@@ -38,12 +32,12 @@ export class HealthChecks {
 
   constructor(
     pools: readonly InstancePool[],
-    probe: HealthProbe,
+    get: InstanceGet,
     settings: HealthSettings,
     clock: Clock,
   ) {
     this.#pools = pools;
-    this.#probe = probe;
+    this.#get = get;
     this.#settings = settings;
     this.#clock = clock;
     if (settings.intervalMs > 0) this.#rounds = repeat(clock, () => this.#round());
@@ -105,7 +99,7 @@ export class HealthChecks {
     this.#checkedAtMs.set(instance, this.#clock.now());
     let error: KvError | undefined;
     try {
-      const status = await this.#probe({ role, url, path, timeoutMs });
+      const { status } = await this.#get({ role, url, path, timeoutMs });
       const message = `the ${role} instance ${url}${path} answered with status ${status}`;
       const hint = `see the log of ${url}`;
       if (status >= 500) error = new KvError("KV_PROXY_UPSTREAM_FAILED", message, { hint });

@@ -1,4 +1,4 @@
-import { ambient, type Clock, type Random, type Timer } from "@kv/interface";
+import { type Ambient, ambient, type Clock, type Random, type Timer } from "@kv/interface";
 import type { DiscoveredInstances, Discovery } from "../discovery/discovery.js";
 import { type InstanceSpec, instanceName } from "../instances/instance.js";
 import type { KubernetesSettings } from "../settings/fleet-settings.js";
@@ -56,15 +56,13 @@ export async function kubernetesDiscovery(options: KubernetesDiscoveryOptions): 
   };
 }
 
-interface ReflectorOptions {
+interface ReflectorOptions extends Ambient {
   readonly connection: ApiConnection;
   readonly path: string;
   readonly labelSelector: string;
   readonly read: (pod: unknown) => DiscoveredInstances | undefined;
   readonly onChange: (found: DiscoveredInstances) => void;
   readonly onError: (error: unknown) => void;
-  readonly clock: Clock;
-  readonly random: Random;
 }
 
 interface Pod {

@@ -32,11 +32,27 @@ export interface AnsweredEngine {
 }
 
 /** Instances of one role that fit the same others. */
-export interface Kind {
-  readonly key: string;
-  readonly id: number;
-  readonly entries: Set<Entry>;
-  readonly checks: Map<Kind, PairCheck>;
+export class Kind {
+  readonly entries = new Set<Entry>();
+  readonly checks = new Map<Kind, PairCheck>();
+
+  constructor(
+    readonly key: string,
+    readonly id: number,
+  ) {}
+
+  get fitting(): Kind[] {
+    return [...this.checks].flatMap(([other, { fits }]) => (fits ? [other] : []));
+  }
+
+  has(is: (entry: Entry) => boolean): boolean {
+    for (const entry of this.entries) if (is(entry)) return true;
+    return false;
+  }
+
+  fitsAny(is: (entry: Entry) => boolean): boolean {
+    return this.fitting.some((other) => other.has(is));
+  }
 }
 
 export class Entry {
@@ -173,7 +189,8 @@ export class Kinds {
     entry.kind?.entries.add(entry);
     if (entry.kind !== undefined) return left;
     this.#lastId += 1;
-    const created: Kind = { key, id: this.#lastId, entries: new Set([entry]), checks: new Map() };
+    const created = new Kind(key, this.#lastId);
+    created.entries.add(entry);
     this.#byKey[role].set(key, created);
     entry.kind = created;
     for (const kind of this.of(role === "prefill" ? "decode" : "prefill")) {
@@ -205,29 +222,6 @@ const entriesOf = ({ checks }: Kind): Entry[] =>
 function kindKey({ facts, namesake, instance }: Entry): string {
   const names = namesake === undefined ? [] : [instanceName(instance), instanceName(namesake)];
   return JSON.stringify([facts && checkKey(facts), instance.label, ...names]);
-}
-
-export function partnersOf(kind: Kind): number {
-  return fittingKinds(kind).reduce((partners, { entries }) => partners + entries.size, 0);
-}
-
-export const fitsAny = (kind: Kind | undefined, is: (entry: Entry) => boolean): boolean =>
-  fittingKinds(kind).some((other) => hasEntry(other, is));
-
-export function hasEntry({ entries }: Kind, is: (entry: Entry) => boolean): boolean {
-  for (const entry of entries) if (is(entry)) return true;
-  return false;
-}
-
-export function fittingKinds(kind: Kind | undefined): Kind[] {
-  return [...(kind?.checks ?? [])].flatMap(([other, { fits }]) => (fits ? [other] : []));
-}
-
-/** Undefined for a kind that fits one. */
-export function nearest({ checks }: Kind): PairCheck | undefined {
-  const all = [...checks.values()];
-  if (all.some(({ fits }) => fits)) return undefined;
-  return all.sort((one, other) => one.differences.length - other.differences.length)[0];
 }
 
 const SHARED_ID =

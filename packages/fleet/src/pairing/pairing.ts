@@ -19,9 +19,6 @@ import {
   Entry,
   FIRST_RETRY_MS,
   type Fitting,
-  fitsAny,
-  fittingKinds,
-  hasEntry,
   isReady,
   type Kind,
   Kinds,
@@ -147,9 +144,9 @@ export class Pairing {
     this.#update();
     const kind = this.#entryOf(prefill)?.kind;
     const isSure = ({ instance, isUnsure }: Entry) => !instance.draining && !isUnsure;
-    if (fitsAny(kind, isSure)) return undefined;
+    if (kind === undefined || kind.fitsAny(isSure)) return undefined;
     // An instance that only times out would delay each request.
-    const readable = fittingKinds(kind)
+    const readable = kind.fitting
       .flatMap(({ entries }) => [...entries])
       .filter(
         ({ instance, error }) => !instance.draining && error?.code !== "KV_SIDE_CHANNEL_TIMEOUT",
@@ -191,7 +188,7 @@ export class Pairing {
     this.#update();
     if (!("avoiding" in partner)) {
       const kind = this.#entryOf(partner)?.kind;
-      const { sure, all } = this.#ofKinds(instances, fittingKinds(kind));
+      const { sure, all } = this.#ofKinds(instances, kind?.fitting ?? []);
       yield sure;
       yield all;
       return;
@@ -202,7 +199,7 @@ export class Pairing {
     const withPartner = (accepts: (other: Entry) => boolean) =>
       this.#ofKinds(
         instances,
-        kinds.filter((kind) => fitsAny(kind, accepts)),
+        kinds.filter((kind) => kind.fitsAny(accepts)),
       );
     yield withPartner((other) => isReady(other) && !partner.avoiding.has(other.instance)).sure;
     yield withPartner(({ instance }) => !instance.draining).all;
@@ -266,7 +263,7 @@ export class Pairing {
 
   #hasPair(is: (entry: Entry) => boolean): boolean {
     this.#update();
-    return this.#kinds.of("prefill").some((kind) => hasEntry(kind, is) && fitsAny(kind, is));
+    return this.#kinds.of("prefill").some((kind) => kind.has(is) && kind.fitsAny(is));
   }
 
   #ofKinds(instances: readonly PooledInstance[], kinds: readonly Kind[]): Fitting {

@@ -73,6 +73,7 @@ export class LeastLoaded implements Routing {
   #lowest = 0;
   readonly #places = new Map<Instance, Place>();
   readonly #members = new WeakMap<readonly Instance[], ReadonlySet<Instance>>();
+  #changed: readonly Instance[] | undefined;
   #turn = 0;
 
   /** `constant`: loads that never change. */
@@ -143,6 +144,12 @@ export class LeastLoaded implements Routing {
   }
 
   instancesChanged(instances: readonly Instance[]): void {
+    this.#changed = instances;
+  }
+
+  /** At the next choice, since a pool begins with one change for each instance. */
+  #follow(instances: readonly Instance[]): void {
+    this.#changed = undefined;
     const left = new Set(instances);
     for (const [instance, { load }] of this.#places) {
       if (left.has(instance)) continue;
@@ -153,6 +160,7 @@ export class LeastLoaded implements Routing {
   }
 
   #membersOf(candidates: readonly Instance[]): ReadonlySet<Instance> {
+    if (this.#changed !== undefined) this.#follow(this.#changed);
     const members = getOrAdd(this.#members, candidates, () => this.#add(new Set(candidates)));
     if (!this.#isTold) for (const one of members) this.#refresh(one);
     return members;
