@@ -13,7 +13,8 @@ import {
   DiscoveryFollower,
   dnsDiscovery,
   fileDiscovery,
-  ObservedDiscovery,
+  type ObservedDiscovery,
+  observed,
 } from "./discovery/discovery.js";
 import { HealthChecks } from "./health/health-checks.js";
 import { type InstanceStatus, instanceName, type Role } from "./instances/instance.js";
@@ -121,7 +122,7 @@ export class Fleet {
     this.#firstReadingsMs = settings.pairing.timeoutMs;
     this.#namesPrefillers = namesPrefillers;
     const found = createDiscovery?.() ?? configuredDiscovery(settings.discovery, clock);
-    this.discovery = found && new ObservedDiscovery(found);
+    this.discovery = found && observed(found);
     this.#requireInstances(settings);
     this.upstream = new Upstream({
       clock,
@@ -258,9 +259,9 @@ export class Fleet {
 
   #requireInstances(settings: ReloadedByFleet): void {
     if (this.discovery !== undefined) return;
-    const roles = this.#namesPrefillers ? ["decoders"] : ["prefillers", "decoders"];
-    for (const role of roles as ("prefillers" | "decoders")[]) {
-      if (settings[role].length > 0) continue;
+    for (const role of ["prefillers", "decoders"] as const) {
+      const isNamed = role === "prefillers" && this.#namesPrefillers;
+      if (isNamed || settings[role].length > 0) continue;
       const message = `the setting ${role} names no instance, and there is no discovery`;
       throw new KvError("KV_CONFIG_INVALID", message, {
         hint: `name one in ${role}, or set discovery`,

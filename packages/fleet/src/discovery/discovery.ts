@@ -29,13 +29,6 @@ export interface Discovery {
 
 /** Adds discovered instances to pools and removes lost ones. It leaves others alone. */
 export class DiscoveryFollower {
-  readonly #name: string;
-  readonly #pools: Readonly<Record<Role, InstancePool>>;
-  readonly #log: Log;
-  readonly #added = {
-    prefill: new Map<string, InstanceSpec>(),
-    decode: new Map<string, InstanceSpec>(),
-  };
   readonly #watch: { close(): void };
 
   constructor(
@@ -43,15 +36,15 @@ export class DiscoveryFollower {
     pools: Readonly<Record<Role, InstancePool>>,
     { log }: { log: Log },
   ) {
-    this.#name = discovery.name;
-    this.#pools = pools;
-    this.#log = log;
+    const { name: by } = discovery;
+    const prefill = updating(pools.prefill, log, by);
+    const decode = updating(pools.decode, log, by);
     this.#watch = discovery.watch(
       ({ prefillers, decoders }) => {
-        this.#update("prefill", prefillers);
-        this.#update("decode", decoders);
+        prefill(prefillers);
+        decode(decoders);
       },
-      (error) => log.warn("discovery-failed", { by: discovery.name, error }),
+      (error) => log.warn("discovery-failed", { by, error }),
     );
   }
 
@@ -62,54 +55,53 @@ export class DiscoveryFollower {
   [Symbol.dispose](): void {
     this.close();
   }
-
-  #update(role: Role, found: readonly InstanceSpec[]): void {
-    const pool = this.#pools[role];
-    const added = this.#added[role];
-    const names = new Set(found.map(instanceName));
-    for (const spec of found) {
-      const name = instanceName(spec);
-      if (added.has(name)) continue;
-      if (pool.find(spec)?.draining === false) continue;
-      pool.add(spec);
-      added.set(name, spec);
-      this.#log.info("instance-added", { role, instance: name, by: this.#name });
-    }
-    for (const [name, spec] of added) {
-      if (names.has(name)) continue;
-      added.delete(name);
-      this.#log.info("instance-draining", { role, instance: name, by: this.#name });
-      pool
-        .remove(spec)
-        .catch((error: unknown) =>
-          this.#log.warn("instance-not-removed", { instance: name, error }),
-        );
-    }
-  }
 }
 
-export class ObservedDiscovery implements Discovery {
-  readonly name: string;
-  readonly #discovery: Discovery;
-  isCurrent = false;
+function updating(pool: InstancePool, log: Log, by: string) {
+  const { role } = pool;
+  const added = new Map<string, InstanceSpec>();
+  return (found: readonly InstanceSpec[]): void => {
+    for (const spec of found) {
+      const instance = instanceName(spec);
+      if (added.has(instance) || pool.find(spec)?.draining === false) continue;
+      pool.add(spec);
+      added.set(instance, spec);
+      log.info("instance-added", { role, instance, by });
+    }
+    const names = new Set(found.map(instanceName));
+    for (const [instance, spec] of added) {
+      if (names.has(instance)) continue;
+      added.delete(instance);
+      log.info("instance-draining", { role, instance, by });
+      pool
+        .remove(spec)
+        .catch((error: unknown) => log.warn("instance-not-removed", { instance, error }));
+    }
+  };
+}
 
-  constructor(discovery: Discovery) {
-    this.name = discovery.name;
-    this.#discovery = discovery;
-  }
+/** A discovery, and whether its last reading succeeded. */
+export interface ObservedDiscovery extends Discovery {
+  readonly isCurrent: boolean;
+}
 
-  watch(onChange: Parameters<Discovery["watch"]>[0], onError: Parameters<Discovery["watch"]>[1]) {
-    return this.#discovery.watch(
-      (found) => {
-        this.isCurrent = true;
-        onChange(found);
-      },
-      (error) => {
-        this.isCurrent = false;
-        onError(error);
-      },
-    );
-  }
+export function observed(discovery: Discovery): ObservedDiscovery {
+  const own = {
+    name: discovery.name,
+    isCurrent: false,
+    watch: (onChange: (found: DiscoveredInstances) => void, onError: (error: unknown) => void) =>
+      discovery.watch(
+        (found) => {
+          own.isCurrent = true;
+          onChange(found);
+        },
+        (error) => {
+          own.isCurrent = false;
+          onError(error);
+        },
+      ),
+  };
+  return own;
 }
 
 /** How often a source is read again. */

@@ -410,7 +410,7 @@ function readSequence(frame: Uint8Array | undefined): bigint | undefined {
 }
 
 function encodeSequence(sequence: bigint): Uint8Array {
-  const bytes = new Uint8Array(8);
-  new DataView(bytes.buffer).setBigUint64(0, sequence);
+  const bytes = Buffer.alloc(8);
+  bytes.writeBigUInt64BE(sequence);
   return bytes;
 }

@@ -68,13 +68,9 @@ export class Upstream {
   send(request: UpstreamRequest): Promise<UpstreamAnswer> {
     return new Promise((resolve, reject) => {
       const call = new Call(request, resolve, reject);
-      if (request.abort.aborted) {
-        call.abort();
-        return;
-      }
+      if (request.abort.aborted) return;
       const { origin, prefix } = this.#target(request.url);
       const { method, path, headers, body, fresh } = request;
-      call.listenForAbort();
       call.isKept = this.#connections.dispatch(
         origin,
         {
@@ -179,16 +175,11 @@ class Call implements Dispatcher.DispatchHandler {
     this.#request = request;
     this.#resolve = resolve;
     this.#reject = reject;
-  }
-
-  listenForAbort(): void {
-    this.#stopListening = this.#request.abort.onAbort(() => this.abort());
-  }
-
-  abort(): void {
-    this.#stop();
-    // It still waits for a connection, and stops when it gets one.
-    if (this.#stage === "connect") this.#fail(this.#request.abort.reason);
+    this.#stopListening = request.abort.onAbort((reason) => {
+      this.#stop();
+      // It still waits for a connection, and stops when it gets one.
+      if (this.#stage === "connect") this.#fail(reason);
+    });
   }
 
   onRequestStart(controller: Dispatcher.DispatchController): void {
