@@ -1,4 +1,4 @@
-import { type InstancePool, parseInstanceSpec, type Role } from "@kv/fleet";
+import { type InstancePools, parseInstanceSpec } from "@kv/fleet";
 import {
   AdminServer,
   Fleet,
@@ -65,7 +65,7 @@ export function createPicker(options: PickerOptions): Picker {
 /** An Endpoint Picker, made by `createPicker`. */
 export class Picker {
   /** For adding, draining and removing instances. */
-  readonly instances: Readonly<Record<Role, InstancePool>>;
+  readonly instances: InstancePools;
   readonly #settings: PickerSettings;
   readonly #fleet: Fleet;
   readonly #listener: GrpcListener;

@@ -28,7 +28,7 @@ import type { InstanceGet } from "./pairing/engine-facts.js";
 import { Pairing } from "./pairing/pairing.js";
 import type { GenerationRequest } from "./request/generation-request.js";
 import { builtInRouting, type RoutingName } from "./routing/built-in-routings.js";
-import { InstancePool } from "./routing/instance-pool.js";
+import { InstancePool, type InstancePools } from "./routing/instance-pool.js";
 import { PrefillCosts } from "./routing/prefill-costs.js";
 import type { Routing } from "./routing/routing.js";
 import type { FleetSettings } from "./settings/fleet-settings.js";
@@ -87,7 +87,7 @@ export interface FleetHealth {
 /** The instances of both roles, and what follows and shows them. */
 export class Fleet {
   readonly ambient: Ambient;
-  readonly pools: Readonly<Record<Role, InstancePool>>;
+  readonly pools: InstancePools;
   readonly pairing: Pairing | undefined;
   readonly upstream: Upstream;
   readonly get: InstanceGet;

@@ -4,7 +4,7 @@ import { z } from "zod";
 import type { InstanceSpec, Role } from "../instances/instance.js";
 import { instanceSpecSchema, parseInstanceSpec } from "../instances/instance-spec.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
-import type { InstancePool } from "../routing/instance-pool.js";
+import type { InstancePools } from "../routing/instance-pool.js";
 
 const role = z.enum(["prefill", "decode"]);
 const instance = instanceSpecSchema;
@@ -21,7 +21,7 @@ export const INSTANCE_CHANGES = ["add", "drain", "remove"] as const;
 export type InstanceChange = (typeof INSTANCE_CHANGES)[number];
 
 export interface ChangedInstances {
-  readonly pools: Readonly<Record<Role, InstancePool>>;
+  readonly pools: InstancePools;
   readonly get: InstanceGet;
   readonly timeoutMs: number;
   /** @default any */

@@ -3,10 +3,10 @@ import { readFile } from "node:fs/promises";
 import type { Clock, Log } from "@kv/interface";
 import { unknownKeys } from "@kv/program/unknown-keys";
 import { z } from "zod";
-import { type InstanceSpec, instanceName, type Role } from "../instances/instance.js";
+import { type InstanceSpec, instanceName } from "../instances/instance.js";
 import { instanceSpecSchema, parseInstanceSpec } from "../instances/instance-spec.js";
 import { repeat } from "../repeat.js";
-import type { InstancePool } from "../routing/instance-pool.js";
+import type { InstancePool, InstancePools } from "../routing/instance-pool.js";
 
 /** All instances that a discovery has found. */
 export interface DiscoveredInstances {
@@ -31,11 +31,7 @@ export interface Discovery {
 export class DiscoveryFollower {
   readonly #watch: { close(): void };
 
-  constructor(
-    discovery: Discovery,
-    pools: Readonly<Record<Role, InstancePool>>,
-    { log }: { log: Log },
-  ) {
+  constructor(discovery: Discovery, pools: InstancePools, { log }: { log: Log }) {
     const { name: by } = discovery;
     const prefill = updating(pools.prefill, log, by);
     const decode = updating(pools.decode, log, by);

@@ -29,6 +29,9 @@ export interface InstancePoolOptions extends PooledInstanceOptions {
   readonly pairing?: Pairing | undefined;
 }
 
+/** The instances of both roles. */
+export type InstancePools = Readonly<Record<Role, InstancePool>>;
+
 /** The instances of one role. */
 export class InstancePool {
   readonly role: Role;
