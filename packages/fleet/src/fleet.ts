@@ -192,12 +192,10 @@ export class Fleet {
         ...this.ambient,
       });
     this.signals = new AutoscalingSignals({
-      prefillers: prefill,
-      decoders: decode,
+      pools: this.pools,
       pairing,
-      clock,
       costs: this.prefillCosts,
-      metrics: this.ambient.metrics,
+      ...this.ambient,
     });
     prometheus.addSignals(() => this.signals.status());
     if (discovery !== undefined) prometheus.addDiscovery(discovery);

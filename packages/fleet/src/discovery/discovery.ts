@@ -18,7 +18,7 @@ export interface DiscoveredInstances {
 export interface Discovery {
   readonly name: string;
   /**
-   * Calls `onChange` with all instances, first and after each change. Calls `onError` when reading
+   * Calls `onChange` with all instances, first and after each change; one may be named twice. Calls `onError` when reading
    * fails; the instances then stay. `close` ends both.
    */
   watch(

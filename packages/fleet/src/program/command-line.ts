@@ -117,6 +117,6 @@ export function merged<Under extends object, Over extends object>(
   return all as Under & Over;
 }
 
-function isPlain(value: unknown): value is object {
+export function isPlain(value: unknown): value is object {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }

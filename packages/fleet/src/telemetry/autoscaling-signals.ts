@@ -1,8 +1,8 @@
 import { MemberList } from "@kv/http";
-import type { Clock, Metrics } from "@kv/interface";
+import type { Ambient } from "@kv/interface";
 import type { Instance } from "../instances/instance.js";
 import type { Pairing } from "../pairing/pairing.js";
-import type { InstancePool } from "../routing/instance-pool.js";
+import type { InstancePool, InstancePools } from "../routing/instance-pool.js";
 import {
   type EndedPrefill,
   type PrefillCosts,
@@ -53,13 +53,10 @@ const BUCKETS = 30;
 /** A prefill instance's busy share at which prompts hardly wait. */
 const BUSY = 0.8;
 
-export interface SignalsOptions {
-  readonly prefillers: InstancePool;
-  readonly decoders: InstancePool;
+export interface SignalsOptions extends Ambient {
+  readonly pools: InstancePools;
   readonly pairing: Pairing | undefined;
   readonly costs: PrefillCosts;
-  readonly clock: Clock;
-  readonly metrics: Metrics;
 }
 
 /** Measures over five minutes what autoscalers need. */
@@ -110,10 +107,10 @@ export class AutoscalingSignals {
   }
 
   status(): SignalsStatus {
-    const { prefillers, decoders } = this.#options;
+    const { prefill, decode } = this.#options.pools;
     const loads = (pool: InstancePool) =>
       pool.list().map((one) => ({ inFlight: one.inFlight, available: one.available() }));
-    return signalsOf([this.measured()], loads(prefillers), loads(decoders));
+    return signalsOf([this.measured()], loads(prefill), loads(decode));
   }
 
   measured(): MeasuredSignals {
