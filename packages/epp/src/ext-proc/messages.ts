@@ -7,48 +7,43 @@ import { KvError } from "@kv/interface";
 
 interface HeaderValue {
   readonly key: string;
-  readonly value?: string | undefined;
-  readonly raw_value?: Buffer | undefined;
+  readonly value?: string;
+  readonly raw_value?: Buffer;
 }
 
 export interface StructValue {
-  readonly stringValue?: string | undefined;
-  readonly listValue?: { readonly values?: readonly StructValue[] | undefined } | undefined;
-  readonly structValue?: Struct | undefined;
+  readonly stringValue?: string;
+  readonly listValue?: { readonly values?: readonly StructValue[] };
 }
 
 export interface Struct {
-  readonly fields?: Readonly<Record<string, StructValue>> | undefined;
+  readonly fields?: Readonly<Record<string, StructValue>>;
 }
 
 export interface HttpHeaders {
-  readonly headers?: { readonly headers?: readonly HeaderValue[] | undefined } | undefined;
-  readonly end_of_stream?: boolean | undefined;
+  readonly headers?: { readonly headers?: readonly HeaderValue[] };
+  readonly end_of_stream?: boolean;
 }
 
 export interface HttpBody {
-  readonly body?: Buffer | undefined;
-  readonly end_of_stream?: boolean | undefined;
+  readonly body?: Buffer;
+  readonly end_of_stream?: boolean;
 }
 
 export interface ProcessingRequest {
-  readonly request_headers?: HttpHeaders | undefined;
-  readonly response_headers?: HttpHeaders | undefined;
-  readonly request_body?: HttpBody | undefined;
-  readonly response_body?: HttpBody | undefined;
-  readonly request_trailers?: object | undefined;
-  readonly response_trailers?: object | undefined;
-  readonly metadata_context?:
-    | { readonly filter_metadata?: Readonly<Record<string, Struct>> | undefined }
-    | undefined;
-  readonly attributes?: Readonly<Record<string, Struct>> | undefined;
-  readonly observability_mode?: boolean | undefined;
-  readonly protocol_config?:
-    | {
-        readonly request_body_mode?: number | undefined;
-        readonly response_body_mode?: number | undefined;
-      }
-    | undefined;
+  readonly request_headers?: HttpHeaders;
+  readonly response_headers?: HttpHeaders;
+  readonly request_body?: HttpBody;
+  readonly response_body?: HttpBody;
+  readonly request_trailers?: object;
+  readonly response_trailers?: object;
+  readonly metadata_context?: { readonly filter_metadata?: Readonly<Record<string, Struct>> };
+  readonly attributes?: Readonly<Record<string, Struct>>;
+  readonly observability_mode?: boolean;
+  readonly protocol_config?: {
+    readonly request_body_mode?: number;
+    readonly response_body_mode?: number;
+  };
 }
 
 export type ProcessingResponse = object;

@@ -5,7 +5,7 @@ import type { Clock } from "@kv/interface";
 import { EXT_PROC } from "./grpc-server.js";
 
 interface HealthRequest {
-  readonly service?: string | undefined;
+  readonly service?: string;
 }
 
 interface HealthResponse {
