@@ -54,9 +54,14 @@ export function leastLoad(): Routing {
 
 const LOOKED_AT = 64;
 
-interface Place {
-  readonly load: number;
-  readonly turn: number;
+/** In a circular list of one load. Without an instance, its begin. */
+class Place {
+  before: Place = this;
+  after: Place = this;
+  load = 0;
+  turn = 0;
+
+  constructor(readonly instance?: Instance) {}
 }
 
 /**
@@ -69,7 +74,8 @@ export class LeastLoaded implements Routing {
   readonly #loadOf: (instance: Instance) => number;
   /** Without `loadChanged`, all loads are compared at each choice. */
   #isTold: boolean;
-  readonly #byLoad: Set<Instance>[] = [];
+  /** The begin of each list. A `Set` would be slower, since its iterators pass what has left. */
+  readonly #byLoad: Place[] = [];
   #lowest = 0;
   readonly #places = new Map<Instance, Place>();
   readonly #members = new WeakMap<readonly Instance[], ReadonlySet<Instance>>();
@@ -90,7 +96,8 @@ export class LeastLoaded implements Routing {
   }
 
   chosen(instance: Instance): void {
-    this.#append(instance, this.#loadOf(instance));
+    const place = this.#places.get(instance);
+    if (place !== undefined) this.#append(place, place.load);
   }
 
   fewest(candidates: readonly Instance[]): number {
@@ -100,10 +107,12 @@ export class LeastLoaded implements Routing {
 
   *inOrder(candidates: readonly Instance[]): Generator<Instance> {
     const members = this.#membersOf(candidates);
-    while (this.#lowest < this.#byLoad.length && !this.#byLoad[this.#lowest]?.size)
-      this.#lowest += 1;
-    for (let load = this.#lowest; load < this.#byLoad.length; load += 1)
-      for (const one of this.#byLoad[load] ?? []) if (members.has(one)) yield one;
+    for (let load = this.#lowest; load < this.#byLoad.length; load += 1) {
+      let place = this.#byLoad[load]?.after;
+      if (place?.instance === undefined && load === this.#lowest) this.#lowest += 1;
+      for (; place?.instance !== undefined; place = place.after)
+        if (members.has(place.instance)) yield place.instance;
+    }
   }
 
   /**
@@ -151,10 +160,10 @@ export class LeastLoaded implements Routing {
   #follow(instances: readonly Instance[]): void {
     this.#changed = undefined;
     const left = new Set(instances);
-    for (const [instance, { load }] of this.#places) {
+    for (const [instance, place] of this.#places) {
       if (left.has(instance)) continue;
       this.#places.delete(instance);
-      this.#byLoad[load]?.delete(instance);
+      this.#unlink(place);
     }
     this.#add(left);
   }
@@ -167,22 +176,36 @@ export class LeastLoaded implements Routing {
   }
 
   #add(instances: ReadonlySet<Instance>): ReadonlySet<Instance> {
-    for (const one of instances) if (!this.#places.has(one)) this.#append(one, this.#loadOf(one));
+    for (const one of instances) {
+      if (this.#places.has(one)) continue;
+      const place = new Place(one);
+      this.#places.set(one, place);
+      this.#append(place, this.#loadOf(one));
+    }
     return instances;
   }
 
   #refresh(instance: Instance): void {
+    const place = this.#places.get(instance);
     const load = this.#loadOf(instance);
-    const before = this.#places.get(instance);
-    if (before !== undefined && before.load !== load) this.#append(instance, load);
+    if (place !== undefined && place.load !== load) this.#append(place, load);
   }
 
-  #append(instance: Instance, load: number): void {
-    const before = this.#places.get(instance);
-    if (before !== undefined) this.#byLoad[before.load]?.delete(instance);
-    this.#places.set(instance, { load, turn: ++this.#turn });
-    const equals = this.#byLoad[load] ?? new Set();
-    this.#byLoad[load] = equals.add(instance);
+  #append(place: Place, load: number): void {
+    this.#unlink(place);
+    const begin = this.#byLoad[load] ?? new Place();
+    this.#byLoad[load] = begin;
+    place.load = load;
+    place.turn = ++this.#turn;
+    place.before = begin.before;
+    place.after = begin;
+    begin.before.after = place;
+    begin.before = place;
     this.#lowest = Math.min(this.#lowest, load);
+  }
+
+  #unlink({ before, after }: Place): void {
+    before.after = after;
+    after.before = before;
   }
 }
