@@ -6,7 +6,13 @@ export * from "./fleet.js";
 export * from "./get-or-add.js";
 export { KV_SOURCE_HEADER, PREFILLER_HEADER } from "./instances/instance.js";
 export { type KvHolder, type KvSource, remoteKvSource } from "./kv-sources/kv-sources.js";
-export * from "./program/command-line.js";
+export {
+  type CommandLine,
+  createCommand,
+  merged,
+  readCommandLine,
+  readConfigFile,
+} from "./program/command-line.js";
 export * from "./program/connect-kubernetes.js";
 export * from "./program/fleet-flags.js";
 export * from "./program/reload.js";

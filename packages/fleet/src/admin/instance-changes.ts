@@ -20,6 +20,7 @@ export const INSTANCE_CHANGES = ["add", "drain", "remove"] as const;
 /** One of `INSTANCE_CHANGES`. */
 export type InstanceChange = (typeof INSTANCE_CHANGES)[number];
 
+/** What a change is applied to. */
 export interface ChangedInstances {
   readonly pools: InstancePools;
   readonly get: InstanceGet;

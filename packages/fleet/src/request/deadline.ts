@@ -1,8 +1,9 @@
 import { type Clock, KvError, type Timer } from "@kv/interface";
 
+/** Options of `Deadline`. */
 export interface DeadlineOptions {
   readonly clock: Clock;
-  /** Time limit of the whole request, in milliseconds; none by default. */
+  /** Time limit of the whole request, in milliseconds. @default Number.POSITIVE_INFINITY */
   readonly requestMs?: number | undefined;
   /** Its abort aborts this deadline. */
   readonly parent?: Deadline | undefined;

@@ -134,6 +134,7 @@ export function unsaltedIds(request: RoutedRequest | undefined): ArrayLike<numbe
   return promptIds(request);
 }
 
+/** The body as the client wrote it. */
 export function bodyOf({ text, long }: GenerationRequest): RequestBody {
   return withLongMembers(text, long);
 }

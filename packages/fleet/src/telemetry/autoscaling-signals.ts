@@ -53,6 +53,7 @@ const BUCKETS = 30;
 /** A prefill instance's busy share at which prompts hardly wait. */
 const BUSY = 0.8;
 
+/** Options of `AutoscalingSignals`. */
 export interface SignalsOptions extends Ambient {
   readonly pools: InstancePools;
   readonly pairing: Pairing | undefined;
