@@ -149,9 +149,9 @@ export interface Visit {
  * When an exchange failed. `connect`: before any of the request left; `answer`: before the answer;
  * `body`: within the answer; `status`: the answer was 500, 502, 503 or 504.
  */
-export type FailureStage = (typeof STAGES)[number];
+export type FailureStage = "connect" | "answer" | "body" | "status";
 
-const STAGES = ["connect", "answer", "body", "status"] as const;
+const STAGES: readonly FailureStage[] = ["connect", "answer", "body", "status"];
 
 /** The `details.stage` of a `KV_PROXY_UPSTREAM_FAILED`, else undefined. */
 export function failureStage(error: unknown): FailureStage | undefined {
