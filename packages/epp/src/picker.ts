@@ -1,4 +1,4 @@
-import { type InstancePool, parseInstanceSpec, type Role } from "@kv/fleet";
+import { type InstancePools, parseInstanceSpec } from "@kv/fleet";
 import {
   AdminServer,
   Fleet,
@@ -7,12 +7,11 @@ import {
   type Reloaded,
   reloadedSettings,
 } from "@kv/fleet/front-end";
-import { BodyBudget, Certificate } from "@kv/http";
+import { Certificate } from "@kv/http";
 import { KvError } from "@kv/interface";
 import { type PickerSettings, type PickerSettingsInput, readSettings } from "./config/settings.js";
-import { AnswerFaults } from "./ext-proc/answer-faults.js";
-import { extProcService } from "./ext-proc/processed-request.js";
-import { EndpointPicker, hasAddress } from "./pick/endpoint-picker.js";
+import { ExtProc } from "./ext-proc/processed-request.js";
+import { hasAddress } from "./pick/endpoint-picker.js";
 import {
   EXT_PROC,
   GrpcListener,
@@ -66,16 +65,16 @@ export function createPicker(options: PickerOptions): Picker {
 /** An Endpoint Picker, made by `createPicker`. */
 export class Picker {
   /** For adding, draining and removing instances. */
-  readonly instances: Readonly<Record<Role, InstancePool>>;
+  readonly instances: InstancePools;
   readonly #settings: PickerSettings;
   readonly #fleet: Fleet;
   readonly #listener: GrpcListener;
   readonly #healthListener: GrpcListener | undefined;
   readonly #metricsServer: AdminServer | undefined;
   readonly #certificate: Certificate | undefined;
-  readonly #inFlight = { requests: 0 };
-  #closing: Promise<void> | undefined = undefined;
-  #endDraining: (() => void) | undefined = undefined;
+  readonly #extProc: ExtProc;
+  #closing: Promise<void> | undefined;
+  #endDraining: (() => void) | undefined;
 
   constructor(options: PickerOptions) {
     const {
@@ -96,22 +95,11 @@ export class Picker {
     this.instances = fleet.pools;
     const { ambient } = fleet;
     const { tls, healthPort } = settings;
-    const { bodiesLengthBytes } = settings.limits;
     this.#certificate =
       tls === false ? undefined : new Certificate(tls, { commonName: "kv-epp", ...ambient });
-    const extProc = extProcService({
-      settings,
-      fleet,
-      picker: new EndpointPicker({ fleet, settings }),
-      budget: new BodyBudget({
-        bodiesLengthBytes,
-        bodiesPerClientLengthBytes: bodiesLengthBytes,
-      }),
-      faults: new AnswerFaults(),
-      inFlight: this.#inFlight,
-    });
+    this.#extProc = new ExtProc(fleet, settings);
     this.#listener = new GrpcListener(serverCredentials(this.#certificate), settings);
-    this.#listener.server.addService(serviceOf(EXT_PROC), extProc);
+    this.#listener.server.addService(serviceOf(EXT_PROC), this.#extProc.service());
     const health = healthService(async () => (await fleet.health()).ok, ambient.clock);
     this.#listener.server.addService(serviceOf(HEALTH), health);
     if (healthPort !== undefined) {
@@ -165,7 +153,7 @@ export class Picker {
   }
 
   status(): PickerStatus {
-    return { ...this.#fleet.status(), in_flight: this.#inFlight.requests };
+    return { ...this.#fleet.status(), in_flight: this.#extProc.requestsInFlight };
   }
 
   /**

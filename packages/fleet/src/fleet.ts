@@ -13,9 +13,10 @@ import {
   DiscoveryFollower,
   dnsDiscovery,
   fileDiscovery,
-  ObservedDiscovery,
+  type ObservedDiscovery,
+  observed,
 } from "./discovery/discovery.js";
-import { HealthChecks, type HealthProbeRequest } from "./health/health-checks.js";
+import { HealthChecks } from "./health/health-checks.js";
 import { type InstanceStatus, instanceName, type Role } from "./instances/instance.js";
 import { parseInstanceSpec } from "./instances/instance-spec.js";
 import type { PooledInstance } from "./instances/pooled-instance.js";
@@ -26,8 +27,8 @@ import { WarmStart } from "./kv-sources/warm-start.js";
 import type { InstanceGet } from "./pairing/engine-facts.js";
 import { Pairing } from "./pairing/pairing.js";
 import type { GenerationRequest } from "./request/generation-request.js";
-import { builtInRouting } from "./routing/built-in-routings.js";
-import { InstancePool } from "./routing/instance-pool.js";
+import { builtInRouting, type RoutingName } from "./routing/built-in-routings.js";
+import { InstancePool, type InstancePools } from "./routing/instance-pool.js";
 import { PrefillCosts } from "./routing/prefill-costs.js";
 import type { Routing } from "./routing/routing.js";
 import type { FleetSettings } from "./settings/fleet-settings.js";
@@ -86,7 +87,7 @@ export interface FleetHealth {
 /** The instances of both roles, and what follows and shows them. */
 export class Fleet {
   readonly ambient: Ambient;
-  readonly pools: Readonly<Record<Role, InstancePool>>;
+  readonly pools: InstancePools;
   readonly pairing: Pairing | undefined;
   readonly upstream: Upstream;
   readonly get: InstanceGet;
@@ -103,7 +104,7 @@ export class Fleet {
   #lastPart: Promise<void> = Promise.resolve();
   readonly #firstReadingsMs: number;
   readonly #namesPrefillers: boolean;
-  readonly #createRouting: (role: Role, named: FleetSettings["routing"]) => Routing;
+  readonly #createRouting: (role: Role, name: RoutingName) => Routing;
   readonly #renderer: PromptRenderer;
   #routings: Readonly<Record<Role, Routing>>;
   /** What the pools and strategies were last made of. */
@@ -115,12 +116,13 @@ export class Fleet {
   /** @throws `KV_CONFIG_INVALID` without instances and discovery. */
   constructor(options: FleetOptions) {
     const { settings, metrics, createRouting, createDiscovery, namesPrefillers = false } = options;
-    const { clock, random, log, tracer } = ambient(options);
+    const given = ambient(options);
+    const { clock, random, log } = given;
     const { timeouts, health } = settings;
     this.#firstReadingsMs = settings.pairing.timeoutMs;
     this.#namesPrefillers = namesPrefillers;
     const found = createDiscovery?.() ?? configuredDiscovery(settings.discovery, clock);
-    this.discovery = found && new ObservedDiscovery(found);
+    this.discovery = found && observed(found);
     this.#requireInstances(settings);
     this.upstream = new Upstream({
       clock,
@@ -130,8 +132,8 @@ export class Fleet {
     const get = instanceGet(this.upstream, clock);
     this.get = get;
     const turns = kvEventTurns(clock);
-    this.#createRouting = (role, named) =>
-      createRouting?.(role) ?? builtInRouting(named[role], { clock, log, get, turns });
+    this.#createRouting = (role, name) =>
+      createRouting?.(role) ?? builtInRouting(name, { clock, log, get, turns });
     this.#reloaded = settings;
     this.#routings = this.#newRoutings(settings.routing);
     const { mode, ...reading } = settings.pairing;
@@ -162,12 +164,10 @@ export class Fleet {
     const decode = pool("decode", settings.decoders);
     this.pools = { prefill, decode };
     this.prometheus = new PrometheusMetrics([prefill, decode]);
+    const { prometheus } = this;
     this.ambient = {
-      clock,
-      random,
-      log,
-      tracer,
-      metrics: metrics === undefined ? this.prometheus : bothMetrics(metrics, this.prometheus),
+      ...given,
+      metrics: metrics === undefined ? prometheus : bothMetrics(metrics, prometheus),
     };
     const parses = new YieldingQueue({ clock });
     this.parses = parses;
@@ -181,9 +181,7 @@ export class Fleet {
             costs: this.prefillCosts,
             get,
             parses,
-            clock,
-            random,
-            log,
+            ...this.ambient,
           });
     this.#warmStart =
       this.kvSources &&
@@ -191,29 +189,24 @@ export class Fleet {
         sources: this.kvSources,
         upstream,
         hasChecks: health.intervalMs > 0,
-        clock,
-        random,
-        log,
+        ...this.ambient,
       });
     this.signals = new AutoscalingSignals({
-      prefillers: prefill,
-      decoders: decode,
+      pools: this.pools,
       pairing,
-      clock,
       costs: this.prefillCosts,
-      metrics: this.ambient.metrics,
+      ...this.ambient,
     });
-    this.prometheus.addSignals(() => this.signals.status());
-    if (discovery !== undefined) this.prometheus.addDiscovery(discovery);
+    prometheus.addSignals(() => this.signals.status());
+    if (discovery !== undefined) prometheus.addDiscovery(discovery);
     const { prefill: forwarded } = forwardedHeaders(settings.forwardHeaders);
     const renderers = namesPrefillers ? decode : prefill;
     this.#renderer = new PromptRenderer({ renderers, upstream, forwarded, ambient: this.ambient });
     // An unreachable name is known after the time to connect.
     const timeoutMs = Math.min(health.timeoutMs, timeouts.connectMs);
-    const probe = async (request: HealthProbeRequest) => (await get(request)).status;
     // Many sidecars would check them too often.
     const checked = namesPrefillers ? [decode] : [prefill, decode];
-    this.#health = new HealthChecks(checked, probe, { ...health, timeoutMs }, clock);
+    this.#health = new HealthChecks(checked, get, { ...health, timeoutMs }, clock);
     this.#follower =
       discovery === undefined || namesPrefillers
         ? undefined
@@ -232,10 +225,8 @@ export class Fleet {
   }
 
   #newRoutings(named: FleetSettings["routing"]): Readonly<Record<Role, Routing>> {
-    return {
-      prefill: this.#createRouting("prefill", named),
-      decode: this.#createRouting("decode", named),
-    };
+    const of = (role: Role) => this.#createRouting(role, named[role]);
+    return { prefill: of("prefill"), decode: of("decode") };
   }
 
   /**
@@ -266,9 +257,9 @@ export class Fleet {
 
   #requireInstances(settings: ReloadedByFleet): void {
     if (this.discovery !== undefined) return;
-    const roles = this.#namesPrefillers ? ["decoders"] : ["prefillers", "decoders"];
-    for (const role of roles as ("prefillers" | "decoders")[]) {
-      if (settings[role].length > 0) continue;
+    for (const role of ["prefillers", "decoders"] as const) {
+      const isNamed = role === "prefillers" && this.#namesPrefillers;
+      if (isNamed || settings[role].length > 0) continue;
       const message = `the setting ${role} names no instance, and there is no discovery`;
       throw new KvError("KV_CONFIG_INVALID", message, {
         hint: `name one in ${role}, or set discovery`,

@@ -317,12 +317,12 @@ export const group: Group = {
         return processorTime("us", size, async () => {
           let asked = 0;
           await new Promise<void>((resolve) => {
-            const probe = async () => {
+            const get = async () => {
               asked += 1;
               if (asked === size) setImmediate(resolve);
-              return 200;
+              return { status: 200, body: "" };
             };
-            const checks = new HealthChecks(pools, probe, settings, clock);
+            const checks = new HealthChecks(pools, get, settings, clock);
             setImmediate(() => checks.close());
           });
         });

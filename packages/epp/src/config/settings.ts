@@ -130,7 +130,6 @@ export type PickerSettingsInput = z.input<typeof pickerSettingsSchema>;
 export type PickerSettings = Omit<z.output<typeof pickerSettingsSchema>, "limits"> & {
   readonly limits: z.output<typeof limitsSchema> & { readonly connectionsPerAddress: number };
 };
-export type PickerFileInput = z.input<typeof pickerFileSchema>;
 
 /** @throws `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, with the name of each wrong setting. */
 export function readSettings(input: unknown): PickerSettings {

@@ -7,48 +7,43 @@ import { KvError } from "@kv/interface";
 
 interface HeaderValue {
   readonly key: string;
-  readonly value?: string | undefined;
-  readonly raw_value?: Buffer | undefined;
+  readonly value?: string;
+  readonly raw_value?: Buffer;
 }
 
 export interface StructValue {
-  readonly stringValue?: string | undefined;
-  readonly listValue?: { readonly values?: readonly StructValue[] | undefined } | undefined;
-  readonly structValue?: Struct | undefined;
+  readonly stringValue?: string;
+  readonly listValue?: { readonly values?: readonly StructValue[] };
 }
 
 export interface Struct {
-  readonly fields?: Readonly<Record<string, StructValue>> | undefined;
+  readonly fields?: Readonly<Record<string, StructValue>>;
 }
 
 export interface HttpHeaders {
-  readonly headers?: { readonly headers?: readonly HeaderValue[] | undefined } | undefined;
-  readonly end_of_stream?: boolean | undefined;
+  readonly headers?: { readonly headers?: readonly HeaderValue[] };
+  readonly end_of_stream?: boolean;
 }
 
 export interface HttpBody {
-  readonly body?: Buffer | undefined;
-  readonly end_of_stream?: boolean | undefined;
+  readonly body?: Buffer;
+  readonly end_of_stream?: boolean;
 }
 
 export interface ProcessingRequest {
-  readonly request_headers?: HttpHeaders | undefined;
-  readonly response_headers?: HttpHeaders | undefined;
-  readonly request_body?: HttpBody | undefined;
-  readonly response_body?: HttpBody | undefined;
-  readonly request_trailers?: object | undefined;
-  readonly response_trailers?: object | undefined;
-  readonly metadata_context?:
-    | { readonly filter_metadata?: Readonly<Record<string, Struct>> | undefined }
-    | undefined;
-  readonly attributes?: Readonly<Record<string, Struct>> | undefined;
-  readonly observability_mode?: boolean | undefined;
-  readonly protocol_config?:
-    | {
-        readonly request_body_mode?: number | undefined;
-        readonly response_body_mode?: number | undefined;
-      }
-    | undefined;
+  readonly request_headers?: HttpHeaders;
+  readonly response_headers?: HttpHeaders;
+  readonly request_body?: HttpBody;
+  readonly response_body?: HttpBody;
+  readonly request_trailers?: object;
+  readonly response_trailers?: object;
+  readonly metadata_context?: { readonly filter_metadata?: Readonly<Record<string, Struct>> };
+  readonly attributes?: Readonly<Record<string, Struct>>;
+  readonly observability_mode?: boolean;
+  readonly protocol_config?: {
+    readonly request_body_mode?: number;
+    readonly response_body_mode?: number;
+  };
 }
 
 export type ProcessingResponse = object;
@@ -68,7 +63,7 @@ const CHUNK_BYTES = 64 * 1024;
 
 /** Repeated values are joined by commas, as in Node. */
 export function headersOf(message: HttpHeaders): Record<string, string> {
-  const headers: Record<string, string> = Object.create(null) as Record<string, string>;
+  const headers = Object.create(null) as Record<string, string>;
   for (const { key, value, raw_value: raw } of message.headers?.headers ?? []) {
     const text = raw === undefined || raw.length === 0 ? (value ?? "") : raw.toString("latin1");
     const before = headers[key];
@@ -121,12 +116,10 @@ export function* bodyResponses(
   bytes: Buffer,
   end: boolean,
 ): Generator<ProcessingResponse> {
-  const pieces: Buffer[] = [];
-  for (let at = 0; at < bytes.length; at += CHUNK_BYTES)
-    pieces.push(bytes.subarray(at, at + CHUNK_BYTES));
-  if (pieces.length === 0 && end) pieces.push(Buffer.alloc(0));
-  for (const [i, body] of pieces.entries()) {
-    const streamed_response = { body, end_of_stream: end && i === pieces.length - 1 };
+  // An end without bytes is a piece too.
+  for (let at = 0; at < bytes.length || (end && at === 0); at += CHUNK_BYTES) {
+    const body = bytes.subarray(at, at + CHUNK_BYTES);
+    const streamed_response = { body, end_of_stream: end && at + CHUNK_BYTES >= bytes.length };
     yield { [direction]: { response: { body_mutation: { streamed_response } } } };
   }
 }
@@ -204,24 +197,6 @@ export function endpointLabel(path: string): string {
   return path.startsWith("/v1/models") ? "/v1/models" : "other";
 }
 
-export function tooSlow(receiveMs: number): KvError {
-  return new KvError("KV_REQUEST_TIMEOUT", `the body did not arrive within ${receiveMs} ms`, {
-    details: { httpStatus: 408, limit: "timeouts.receiveMs" },
-  });
-}
-
-/** Without an end, a request would stay in its instances' load. */
-export function neverEnded(requestMs: number): KvError {
-  return new KvError(
-    "KV_REQUEST_TIMEOUT",
-    `the gateway has not ended the stream within ${requestMs} ms`,
-    {
-      hint: "timeouts.requestMs sets the limit",
-      details: { limit: "timeouts.requestMs" },
-    },
-  );
-}
-
 const PARTS = [
   "response_headers",
   "response_body",
@@ -232,19 +207,14 @@ const PARTS = [
 ] as const;
 export type MessagePart = (typeof PARTS)[number];
 
-interface Progress {
-  hasBegun: boolean;
-  hasEnded: boolean;
-}
-
 /**
  * Checks the order of messages: headers, body, trailers, of the request and then of the answer.
  * Parts may be absent. Envoy may send a second, empty end of a body (envoy#46237), and its own
  * answer before the request has ended.
  */
 export class MessageOrder {
-  readonly #request: Progress = { hasBegun: false, hasEnded: false };
-  readonly #answer: Progress = { hasBegun: false, hasEnded: false };
+  readonly #request = { hasBegun: false, hasEnded: false };
+  readonly #answer = { hasBegun: false, hasEnded: false };
 
   /**
    * The part that a message brings; undefined for a message to ignore.

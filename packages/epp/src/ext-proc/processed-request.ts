@@ -14,7 +14,7 @@ import {
   traceparentOf,
 } from "@kv/fleet/front-end";
 import {
-  type BodyBudget,
+  BodyBudget,
   errorBody,
   errorForClient,
   IncomingBody,
@@ -23,8 +23,8 @@ import {
 } from "@kv/http";
 import { KvError, type Span, type Timer } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
-import { type Choice, type EndpointPicker, endpointOf } from "../pick/endpoint-picker.js";
-import type { AnswerFaults, AnswerHead } from "./answer-faults.js";
+import { type Choice, EndpointPicker, endpointOf } from "../pick/endpoint-picker.js";
+import { AnswerFaults, type AnswerHead } from "./answer-faults.js";
 import {
   bodyResponses,
   endpointLabel,
@@ -36,14 +36,12 @@ import {
   MessageOrder,
   type MessagePart,
   metadataTexts,
-  neverEnded,
   outcomeLabel,
   type ProcessingRequest,
   type ProcessingResponse,
   refusalStatus,
   requireFullDuplex,
   requireServed,
-  tooSlow,
   upstreamAddress,
 } from "./messages.js";
 
@@ -57,19 +55,30 @@ const SERVED_KEY = "x-gateway-destination-endpoint-served";
 const SUBSET_NAMESPACE = "envoy.lb.subset_hint";
 const SUBSET_KEY = "x-gateway-destination-endpoint-subset";
 
-export interface ProcessedRequestOptions {
-  readonly settings: PickerSettings;
-  readonly fleet: Fleet;
-  readonly picker: EndpointPicker;
-  readonly budget: BodyBudget;
-  readonly faults: AnswerFaults;
-  readonly inFlight: { requests: number };
-}
-
 type ProcessCall = ServerDuplexStream<ProcessingRequest, ProcessingResponse>;
 
-export function extProcService(options: ProcessedRequestOptions) {
-  return { Process: (call: ProcessCall) => void new ProcessedRequest(call, options).serve() };
+/** The ext_proc service, and what its requests share. */
+export class ExtProc {
+  readonly picker: EndpointPicker;
+  readonly budget: BodyBudget;
+  readonly faults = new AnswerFaults();
+  requestsInFlight = 0;
+
+  constructor(
+    readonly fleet: Fleet,
+    readonly settings: PickerSettings,
+  ) {
+    this.picker = new EndpointPicker({ fleet, settings });
+    const { bodiesLengthBytes } = settings.limits;
+    this.budget = new BodyBudget({
+      bodiesLengthBytes,
+      bodiesPerClientLengthBytes: bodiesLengthBytes,
+    });
+  }
+
+  service() {
+    return { Process: (call: ProcessCall) => void new ProcessedRequest(call, this).serve() };
+  }
 }
 
 /**
@@ -78,27 +87,27 @@ export function extProcService(options: ProcessedRequestOptions) {
  */
 class ProcessedRequest {
   readonly #call: ProcessCall;
-  readonly #options: ProcessedRequestOptions;
+  readonly #extProc: ExtProc;
   readonly #startedAtMs: number;
   readonly #order = new MessageOrder();
   readonly #closed: Promise<void>;
   #headers: Record<string, string> = {};
   #path = "";
-  #requestId: string | undefined = undefined;
-  #subset: ReadonlySet<string> | undefined = undefined;
-  #incoming: IncomingBody | undefined = undefined;
+  #requestId: string | undefined;
+  #subset: ReadonlySet<string> | undefined;
+  #incoming: IncomingBody | undefined;
   #body: Buffer = NO_BYTES;
-  #timer: Timer | undefined = undefined;
-  #choice: Choice | undefined = undefined;
-  #decode: Visit | undefined = undefined;
-  #answer: AnswerHead | undefined = undefined;
-  #failure: KvError | undefined = undefined;
+  #timer: Timer | undefined;
+  #choice: Choice | undefined;
+  #decode: Visit | undefined;
+  #answer: AnswerHead | undefined;
+  #failure: KvError | undefined;
   #onRefused = () => {};
 
-  constructor(call: ProcessCall, options: ProcessedRequestOptions) {
+  constructor(call: ProcessCall, extProc: ExtProc) {
     this.#call = call;
-    this.#options = options;
-    this.#startedAtMs = options.fleet.ambient.clock.now();
+    this.#extProc = extProc;
+    this.#startedAtMs = extProc.fleet.ambient.clock.now();
     this.#closed = new Promise((resolve) => {
       call.once("cancelled", () => resolve());
       call.once("close", () => resolve());
@@ -108,16 +117,25 @@ class ProcessedRequest {
   /** Never rejects. */
   async serve(): Promise<void> {
     const call = this.#call;
-    const { fleet, inFlight, settings } = this.#options;
+    const { fleet, settings } = this.#extProc;
     const { receiveMs, requestMs } = settings.timeouts;
     const { clock } = fleet.ambient;
-    inFlight.requests += 1;
-    this.#timer = clock.setTimer(() => this.#refuse(tooSlow(receiveMs)), receiveMs);
+    this.#extProc.requestsInFlight += 1;
+    this.#timer = clock.setTimer(() => {
+      const message = `the body did not arrive within ${receiveMs} ms`;
+      const details = { httpStatus: 408, limit: "timeouts.receiveMs" };
+      this.#refuse(new KvError("KV_REQUEST_TIMEOUT", message, { details }));
+    }, receiveMs);
     let limit: Timer | undefined;
     const refused = new Promise<void>((resolve, reject) => {
       this.#onRefused = resolve;
       limit = clock.setTimer(() => {
-        this.#failure ??= neverEnded(requestMs);
+        // Without an end, it would stay in its instances' load.
+        const message = `the gateway has not ended the stream within ${requestMs} ms`;
+        this.#failure ??= new KvError("KV_REQUEST_TIMEOUT", message, {
+          hint: "timeouts.requestMs sets the limit",
+          details: { limit: "timeouts.requestMs" },
+        });
         reject(this.#failure);
       }, requestMs);
     });
@@ -130,7 +148,7 @@ class ProcessedRequest {
     }
     limit?.cancel();
     this.#end();
-    inFlight.requests -= 1;
+    this.#extProc.requestsInFlight -= 1;
   }
 
   async #readAll(): Promise<void> {
@@ -180,12 +198,12 @@ class ProcessedRequest {
   }
 
   #takeHeaders(message: ProcessingRequest): void {
-    const { fleet, settings, inFlight, budget } = this.#options;
+    const { fleet, settings, budget, requestsInFlight } = this.#extProc;
     const { limits } = settings;
     this.#headers = headersOf(message.request_headers ?? {});
     this.#path = (this.#headers[":path"] ?? "/").split("?", 1)[0] ?? "/";
     this.#requestId = requestIdOf(this.#headers, fleet.ambient.random);
-    if (inFlight.requests > limits.requestsInFlight)
+    if (requestsInFlight > limits.requestsInFlight)
       throw overloaded({
         limit: "limits.requestsInFlight",
         message: `${limits.requestsInFlight} requests are in flight`,
@@ -207,7 +225,7 @@ class ProcessedRequest {
   }
 
   async #pick(): Promise<void> {
-    const { fleet, picker } = this.#options;
+    const { fleet, picker } = this.#extProc;
     const { clock, metrics, tracer } = fleet.ambient;
     const arrivedAtMs = clock.now();
     this.#timer?.cancel();
@@ -232,27 +250,11 @@ class ProcessedRequest {
       const preferredPrefill = kvSources?.soonerThanChosen(context, holders, new Set());
       const choice = picker.pick({ ...context, preferredPrefill });
       this.#choice = choice;
+      this.#decode = choice.decode;
       const { prefill } = choice;
       const source = prefill && kvSources?.sourceFor(prefill.instance, context, holders);
-      this.#decode = choice.decode;
-      const destination = choice.decoders.map(endpointOf).join(",");
-      const prefillers = choice.prefillers.map(withRank).join(",");
-      span?.set({ "kv.decode": destination, "kv.prefill": prefillers || undefined });
       metrics.observe("kv_epp_pick_duration_seconds", (clock.now() - arrivedAtMs) / 1000);
-      await this.#write({
-        request_headers: {
-          response: {
-            header_mutation: this.#mutation(choice, destination, prefillers, source, span),
-          },
-        },
-        dynamic_metadata: {
-          fields: {
-            [DESTINATION_NAMESPACE]: {
-              structValue: { fields: { [DESTINATION_HEADER]: { stringValue: destination } } },
-            },
-          },
-        },
-      });
+      await this.#write(this.#chosen(choice, source, span));
       span?.end();
     } catch (error) {
       span?.end(error);
@@ -261,7 +263,7 @@ class ProcessedRequest {
   }
 
   async #parse(endpoint: Endpoint): Promise<GenerationRequest> {
-    const { fleet } = this.#options;
+    const { fleet } = this.#extProc;
     const request = await parseRequestInSteps(endpoint, this.#body, fleet.parses);
     const { prefill, decode } = fleet.pools;
     const { kvSources } = fleet;
@@ -270,13 +272,10 @@ class ProcessedRequest {
     return request;
   }
 
-  #mutation(
-    choice: Choice,
-    destination: string,
-    prefillers: string,
-    source: KvSource | undefined,
-    span: Span | undefined,
-  ): object {
+  #chosen(choice: Choice, source: KvSource | undefined, span: Span | undefined): object {
+    const destination = choice.decoders.map(endpointOf).join(",");
+    const prefillers = choice.prefillers.map(withRank).join(",");
+    span?.set({ "kv.decode": destination, "kv.prefill": prefillers || undefined });
     const set: Record<string, string> = { [DESTINATION_HEADER]: destination };
     if (prefillers !== "") set[PREFILLER_HEADER] = prefillers;
     if (source !== undefined)
@@ -289,7 +288,12 @@ class ProcessedRequest {
     const removed = PEER_HEADERS.filter(
       (name) => this.#headers[name] !== undefined && set[name] === undefined,
     );
-    return headerMutation(set, prefillers === "" ? [PREFILLER_HEADER, ...removed] : removed);
+    const remove = prefillers === "" ? [PREFILLER_HEADER, ...removed] : removed;
+    const fields = { [DESTINATION_HEADER]: { stringValue: destination } };
+    return {
+      request_headers: { response: { header_mutation: headerMutation(set, remove) } },
+      dynamic_metadata: { fields: { [DESTINATION_NAMESPACE]: { structValue: { fields } } } },
+    };
   }
 
   /** `isLast`: no trailers follow. */
@@ -331,7 +335,7 @@ class ProcessedRequest {
       }),
     );
     const instance = this.#choice?.decoders.find((one) => one === visit.instance);
-    if (instance !== undefined) this.#options.fleet.check(instance);
+    if (instance !== undefined) this.#extProc.fleet.check(instance);
   }
 
   async #write(message: ProcessingResponse): Promise<void> {
@@ -345,7 +349,7 @@ class ProcessedRequest {
     this.#failure = error;
     this.#incoming?.take();
     this.#body = NO_BYTES;
-    const shown = errorForClient(error, this.#options.settings.exposeInstances);
+    const shown = errorForClient(error, this.#extProc.settings.exposeInstances);
     const { retryAfterSeconds } = error.details;
     const headers: Record<string, string> = { "content-type": "application/json" };
     if (this.#requestId !== undefined) headers["x-request-id"] = this.#requestId;
@@ -380,7 +384,7 @@ class ProcessedRequest {
 
   #endVisit(visit: Visit, answer: AnswerHead): void {
     const { status, contentType } = answer;
-    const blame = this.#options.faults.of(visit.instance, answer);
+    const blame = this.#extProc.faults.of(visit.instance, answer);
     if (blame === "none") visit.succeeded();
     else if (blame === "unknown") visit.abandoned();
     else {
@@ -390,7 +394,7 @@ class ProcessedRequest {
   }
 
   #report(status: number | undefined): void {
-    const { clock, log, metrics } = this.#options.fleet.ambient;
+    const { clock, log, metrics } = this.#extProc.fleet.ambient;
     const failure = this.#failure;
     const durationMs = clock.now() - this.#startedAtMs;
     const endpoint = endpointLabel(this.#path);

@@ -9,7 +9,7 @@ import {
   type RoutingContext,
   type Visit,
 } from "@kv/fleet";
-import type { Fleet, GenerationRequest } from "@kv/fleet/front-end";
+import { type Fleet, type GenerationRequest, getOrAdd } from "@kv/fleet/front-end";
 import { overloaded } from "@kv/http";
 import { KvError } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
@@ -68,13 +68,10 @@ export class EndpointPicker {
           ({ dataParallelRank: rank, inFlight }) =>
             rank === decode.dataParallelRank && inFlight < most,
         );
-    if (alone || this.#oneLegPays(context, decode))
-      return {
-        decode: decode.begin(),
-        decoders: [decode, ...others([])],
-        prefill: undefined,
-        prefillers: [],
-      };
+    if (alone || this.#oneLegPays(context, decode)) {
+      const decoders = [decode, ...others([])];
+      return { decode: decode.begin(), decoders, prefill: undefined, prefillers: [] };
+    }
     const prefill = chooseBelowLimit(prefillers, context, { out: outPrefillers, partner: decode });
     if (prefill === undefined) throw none(prefillers, context, decode);
     const allDecoders = [decode, ...others([prefill])];
@@ -136,13 +133,10 @@ const endpoints = new WeakMap<Instance, string>();
 
 /** `ip:port`, as gateways name endpoints; names stay. */
 export function endpointOf(instance: Instance): string {
-  let endpoint = endpoints.get(instance);
-  if (endpoint === undefined) {
+  return getOrAdd(endpoints, instance, () => {
     const { hostname, port, protocol } = new URL(instance.url);
-    endpoint = `${hostname}:${port || (protocol === "https:" ? 443 : 80)}`;
-    endpoints.set(instance, endpoint);
-  }
-  return endpoint;
+    return `${hostname}:${port || (protocol === "https:" ? 443 : 80)}`;
+  });
 }
 
 /** Gateways take only addresses as destinations. */
@@ -164,11 +158,8 @@ const withoutAddress = new WeakMap<readonly Instance[], ReadonlySet<Instance>>()
 
 function excluded(pool: InstancePool, subset: PickContext["subset"]): ReadonlySet<Instance> {
   const all = pool.list();
-  let out = pool.role === "decode" ? withoutAddress.get(all) : NONE;
-  if (out === undefined) {
-    out = new Set(all.filter((instance) => !hasAddress(instance)));
-    withoutAddress.set(all, out);
-  }
+  const nameless = () => new Set(all.filter((instance) => !hasAddress(instance)));
+  const out = pool.role === "decode" ? getOrAdd(withoutAddress, all, nameless) : NONE;
   if (subset === undefined) return out;
   return new Set([...out, ...all.filter((instance) => !subset.has(endpointOf(instance)))]);
 }
@@ -213,14 +204,14 @@ function none(pool: InstancePool, { subset }: PickContext, partner?: Instance): 
   const fix = "GET /status of the metrics port shows the state of each instance";
   if (all.length === 0)
     return error(`there is no ${role} instance`, `name one with --${role}, or by discovery`);
-  const within =
-    subset === undefined ? all : all.filter((instance) => subset.has(endpointOf(instance)));
-  if (within.length === 0 && role === "decode")
+  const named = all.filter((instance) => subset?.has(endpointOf(instance)) ?? true);
+  if (named.length === 0 && role === "decode")
     return error(
       `none of the ${subset?.size ?? 0} endpoints of the gateway's subset hint is a decode instance`,
       "the hint names ip:port of the decode instances",
     );
-  const able = (within.length === 0 ? all : within).filter((instance) => instance.available());
+  const within = named.length === 0 ? all : named;
+  const able = within.filter((instance) => instance.available());
   if (able.length > 0 && role === "decode" && !able.some(hasAddress))
     return error(
       `no decode instance has an IP address: ${able.slice(0, 3).map(instanceName).join(", ")}`,
@@ -233,7 +224,7 @@ function none(pool: InstancePool, { subset }: PickContext, partner?: Instance): 
       `no ${role} instance fits ${role === "prefill" ? "the decode instance" : "a prefill instance"}: ${refusal}`,
       `run engines with equal compatibility hashes and sizes on both sides; ${fix}`,
     );
-  const states = (within.length === 0 ? all : within).slice(0, 3).map((instance) => {
+  const states = within.slice(0, 3).map((instance) => {
     const { state, last_error: last } = instance.status();
     return `${instanceName(instance)} is ${state}${last === null ? "" : ` (${last.message})`}`;
   });

@@ -1,10 +1,11 @@
 import type { ServerUnaryCall, ServerWritableStream, sendUnaryData } from "@grpc/grpc-js";
 import { status as GrpcStatus, type UntypedServiceImplementation } from "@grpc/grpc-js";
-import type { Clock, Timer } from "@kv/interface";
+import { repeat } from "@kv/fleet/front-end";
+import type { Clock } from "@kv/interface";
 import { EXT_PROC } from "./grpc-server.js";
 
 interface HealthRequest {
-  readonly service?: string | undefined;
+  readonly service?: string;
 }
 
 interface HealthResponse {
@@ -39,16 +40,13 @@ export function healthService(
     },
     Watch(call: ServerWritableStream<HealthRequest, HealthResponse>) {
       let last: HealthResponse["status"] | undefined;
-      let timer: Timer | undefined;
-      const look = async () => {
+      const looking = repeat(clock, async (isClosed) => {
         const status = await statusOf(call.request.service);
-        if (call.cancelled) return;
-        if (status !== last) call.write({ status });
+        if (!isClosed() && status !== last) call.write({ status });
         last = status;
-        timer = clock.setTimer(() => void look(), LOOK_MS);
-      };
-      call.once("cancelled", () => timer?.cancel());
-      void look();
+        return LOOK_MS;
+      });
+      call.once("cancelled", () => looking.close());
     },
   };
 }

@@ -77,7 +77,6 @@ export class AdminServer {
 
   constructor(options: AdminServerOptions) {
     this.#options = options;
-    this.#addRoutes();
     const { clock } = options;
     this.#http = new HttpServer({
       limits: LIMITS,
@@ -85,6 +84,7 @@ export class AdminServer {
       clock,
       serve: (turn) => this.#serve(turn),
     });
+    this.#addRoutes();
   }
 
   /** @throws `KV_CONFIG_INVALID` when it cannot listen there. */
@@ -123,9 +123,13 @@ export class AdminServer {
 
   #addRoutes(): void {
     const { status, metrics, health, page, changeInstance, further } = this.#options.operations;
-    this.#routes.set("GET /status", async ({ response }) =>
-      sendJson(response, 200, await status()),
-    );
+    const json = (route: string, answer: (turn: Turn, body: unknown) => object | Promise<object>) =>
+      this.#routes.set(route, async (turn) => {
+        const serve = async (body: unknown) =>
+          sendJson(turn.response, 200, await answer(turn, body));
+        await (route.startsWith("POST") ? this.#http.withJson(turn, serve) : serve(undefined));
+      });
+    json("GET /status", () => status());
     this.#routes.set("GET /metrics", async ({ response }) => {
       send(response, 200, metrics.contentType, await metrics.text());
     });
@@ -135,25 +139,14 @@ export class AdminServer {
         sendJson(response, ok ? 200 : 503, body);
       });
     if (page !== undefined) {
-      const requests = async ({ response }: Turn) => sendJson(response, 200, await page.requests());
-      this.#routes.set("GET /requests", requests);
+      json("GET /requests", () => page.requests());
       this.#routes.set("GET /events", async ({ response }) => this.#follow(page, response));
     }
     for (const [route, answer] of Object.entries(further ?? {}))
-      this.#routes.set(route, async (turn) => {
-        const serve = async (body: unknown) => {
-          const answered = await answer(new URLSearchParams(turn.query), body);
-          sendJson(turn.response, 200, answered);
-        };
-        await (route.startsWith("POST") ? this.#http.withJson(turn, serve) : serve(undefined));
-      });
+      json(route, ({ query }, body) => answer(new URLSearchParams(query), body));
     if (changeInstance === undefined) return;
     for (const change of INSTANCE_CHANGES)
-      this.#routes.set(`POST /instances/${change}`, (turn) =>
-        this.#http.withJson(turn, async (body) =>
-          sendJson(turn.response, 200, await changeInstance(change, body)),
-        ),
-      );
+      json(`POST /instances/${change}`, (_, body) => changeInstance(change, body));
   }
 
   #notFound({ method, url = "" }: IncomingMessage): KvError {

@@ -4,7 +4,7 @@ import { z } from "zod";
 import type { InstanceSpec, Role } from "../instances/instance.js";
 import { instanceSpecSchema, parseInstanceSpec } from "../instances/instance-spec.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
-import type { InstancePool } from "../routing/instance-pool.js";
+import type { InstancePools } from "../routing/instance-pool.js";
 
 const role = z.enum(["prefill", "decode"]);
 const instance = instanceSpecSchema;
@@ -20,8 +20,9 @@ export const INSTANCE_CHANGES = ["add", "drain", "remove"] as const;
 /** One of `INSTANCE_CHANGES`. */
 export type InstanceChange = (typeof INSTANCE_CHANGES)[number];
 
+/** What a change is applied to. */
 export interface ChangedInstances {
-  readonly pools: Readonly<Record<Role, InstancePool>>;
+  readonly pools: InstancePools;
   readonly get: InstanceGet;
   readonly timeoutMs: number;
   /** @default any */
@@ -66,18 +67,17 @@ async function requireServer(
   // Only clients have its key.
   if (status === 401 || status === 403) return;
   if (status !== 200) throw refused(`GET /v1/models was answered with status ${status}`);
-  const { success, data: list } = z
-    .object({ data: z.array(z.object({ id: z.string() })) })
-    .safeParse(json(body));
-  if (!success) throw refused("its answer to GET /v1/models is no list of models");
-  const ids = list.data.map(({ id }) => id);
+  const ids = modelsIn(body);
+  if (ids === undefined) throw refused("its answer to GET /v1/models is no list of models");
   if (model !== undefined && !ids.includes(model))
     throw refused(`it serves ${ids.join(", ") || "no model"}, and not ${model}`);
 }
 
-function json(text: string): unknown {
+const modelsSchema = z.object({ data: z.array(z.object({ id: z.string() })) });
+
+function modelsIn(body: string): string[] | undefined {
   try {
-    return JSON.parse(text);
+    return modelsSchema.parse(JSON.parse(body)).data.map(({ id }) => id);
   } catch {
     return undefined;
   }

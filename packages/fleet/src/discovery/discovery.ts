@@ -1,11 +1,12 @@
 import { lookup, resolveSrv } from "node:dns/promises";
 import { readFile } from "node:fs/promises";
-import type { Clock, Log, Timer } from "@kv/interface";
+import type { Clock, Log } from "@kv/interface";
 import { unknownKeys } from "@kv/program/unknown-keys";
 import { z } from "zod";
-import { type InstanceSpec, instanceName, type Role } from "../instances/instance.js";
+import { type InstanceSpec, instanceName } from "../instances/instance.js";
 import { instanceSpecSchema, parseInstanceSpec } from "../instances/instance-spec.js";
-import type { InstancePool } from "../routing/instance-pool.js";
+import { repeat } from "../repeat.js";
+import type { InstancePool, InstancePools } from "../routing/instance-pool.js";
 
 /** All instances that a discovery has found. */
 export interface DiscoveredInstances {
@@ -17,7 +18,7 @@ export interface DiscoveredInstances {
 export interface Discovery {
   readonly name: string;
   /**
-   * Calls `onChange` with all instances, first and after each change. Calls `onError` when reading
+   * Calls `onChange` with all instances, first and after each change; one may be named twice. Calls `onError` when reading
    * fails; the instances then stay. `close` ends both.
    */
   watch(
@@ -28,29 +29,18 @@ export interface Discovery {
 
 /** Adds discovered instances to pools and removes lost ones. It leaves others alone. */
 export class DiscoveryFollower {
-  readonly #name: string;
-  readonly #pools: Readonly<Record<Role, InstancePool>>;
-  readonly #log: Log;
-  readonly #added = {
-    prefill: new Map<string, InstanceSpec>(),
-    decode: new Map<string, InstanceSpec>(),
-  };
   readonly #watch: { close(): void };
 
-  constructor(
-    discovery: Discovery,
-    pools: Readonly<Record<Role, InstancePool>>,
-    { log }: { log: Log },
-  ) {
-    this.#name = discovery.name;
-    this.#pools = pools;
-    this.#log = log;
+  constructor(discovery: Discovery, pools: InstancePools, { log }: { log: Log }) {
+    const { name: by } = discovery;
+    const prefill = updating(pools.prefill, log, by);
+    const decode = updating(pools.decode, log, by);
     this.#watch = discovery.watch(
       ({ prefillers, decoders }) => {
-        this.#update("prefill", prefillers);
-        this.#update("decode", decoders);
+        prefill(prefillers);
+        decode(decoders);
       },
-      (error) => log.warn("discovery-failed", { by: discovery.name, error }),
+      (error) => log.warn("discovery-failed", { by, error }),
     );
   }
 
@@ -61,54 +51,53 @@ export class DiscoveryFollower {
   [Symbol.dispose](): void {
     this.close();
   }
-
-  #update(role: Role, found: readonly InstanceSpec[]): void {
-    const pool = this.#pools[role];
-    const added = this.#added[role];
-    const names = new Set(found.map(instanceName));
-    for (const spec of found) {
-      const name = instanceName(spec);
-      if (added.has(name)) continue;
-      if (pool.find(spec)?.draining === false) continue;
-      pool.add(spec);
-      added.set(name, spec);
-      this.#log.info("instance-added", { role, instance: name, by: this.#name });
-    }
-    for (const [name, spec] of added) {
-      if (names.has(name)) continue;
-      added.delete(name);
-      this.#log.info("instance-draining", { role, instance: name, by: this.#name });
-      pool
-        .remove(spec)
-        .catch((error: unknown) =>
-          this.#log.warn("instance-not-removed", { instance: name, error }),
-        );
-    }
-  }
 }
 
-export class ObservedDiscovery implements Discovery {
-  readonly name: string;
-  readonly #discovery: Discovery;
-  isCurrent = false;
+function updating(pool: InstancePool, log: Log, by: string) {
+  const { role } = pool;
+  const added = new Map<string, InstanceSpec>();
+  return (found: readonly InstanceSpec[]): void => {
+    for (const spec of found) {
+      const instance = instanceName(spec);
+      if (added.has(instance) || pool.find(spec)?.draining === false) continue;
+      pool.add(spec);
+      added.set(instance, spec);
+      log.info("instance-added", { role, instance, by });
+    }
+    const names = new Set(found.map(instanceName));
+    for (const [instance, spec] of added) {
+      if (names.has(instance)) continue;
+      added.delete(instance);
+      log.info("instance-draining", { role, instance, by });
+      pool
+        .remove(spec)
+        .catch((error: unknown) => log.warn("instance-not-removed", { instance, error }));
+    }
+  };
+}
 
-  constructor(discovery: Discovery) {
-    this.name = discovery.name;
-    this.#discovery = discovery;
-  }
+/** A discovery, and whether its last reading succeeded. */
+export interface ObservedDiscovery extends Discovery {
+  readonly isCurrent: boolean;
+}
 
-  watch(onChange: Parameters<Discovery["watch"]>[0], onError: Parameters<Discovery["watch"]>[1]) {
-    return this.#discovery.watch(
-      (found) => {
-        this.isCurrent = true;
-        onChange(found);
-      },
-      (error) => {
-        this.isCurrent = false;
-        onError(error);
-      },
-    );
-  }
+export function observed(discovery: Discovery): ObservedDiscovery {
+  const own = {
+    name: discovery.name,
+    isCurrent: false,
+    watch: (onChange: (found: DiscoveredInstances) => void, onError: (error: unknown) => void) =>
+      discovery.watch(
+        (found) => {
+          own.isCurrent = true;
+          onChange(found);
+        },
+        (error) => {
+          own.isCurrent = false;
+          onError(error);
+        },
+      ),
+  };
+  return own;
 }
 
 /** How often a source is read again. */
@@ -188,25 +177,15 @@ function polledDiscovery(
 ): Discovery {
   return {
     name,
-    watch(onChange, onError) {
-      let timer: Timer | undefined;
-      let closed = false;
-      async function poll(): Promise<void> {
+    watch: (onChange, onError) =>
+      repeat(clock, async (isClosed) => {
         try {
           const found = await read();
-          if (!closed) onChange(found);
+          if (!isClosed()) onChange(found);
         } catch (error) {
-          if (!closed) onError(error);
+          if (!isClosed()) onError(error);
         }
-        if (!closed) timer = clock.setTimer(() => void poll(), intervalMs);
-      }
-      void poll();
-      return {
-        close() {
-          closed = true;
-          timer?.cancel();
-        },
-      };
-    },
+        return intervalMs;
+      }),
   };
 }

@@ -1,10 +1,11 @@
 import { type Clock, KvError, systemRandom } from "@kv/interface";
 import { expect, test } from "vitest";
+import type { InstanceGet, InstanceGetRequest } from "../pairing/engine-facts.js";
 import { InstancePool } from "../routing/instance-pool.js";
 import { roundRobin } from "../routing/routing.js";
-import { HealthChecks, type HealthProbe } from "./health-checks.js";
+import { HealthChecks } from "./health-checks.js";
 
-function setUp(probe: HealthProbe) {
+function setUp(probe: (request: InstanceGetRequest) => Promise<number>) {
   const timers: (() => void)[] = [];
   const clock: Clock = {
     now: () => 0,
@@ -21,8 +22,9 @@ function setUp(probe: HealthProbe) {
     random: systemRandom(),
     times: { coolDownMs: 1, maxCoolDownMs: 1, slowReturnMs: 1 },
   });
+  const get: InstanceGet = async (request) => ({ status: await probe(request), body: "" });
   const settings = { intervalMs: 10, timeoutMs: 5, path: "/health", failures: 2 };
-  const checks = new HealthChecks([pool], probe, settings, clock);
+  const checks = new HealthChecks([pool], get, settings, clock);
   /**
    * Waits for the end of a round of checks: the first one begins at once, the others by their
    * timer.

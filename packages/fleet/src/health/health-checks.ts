@@ -1,6 +1,7 @@
-import { type Clock, KvError, type Timer } from "@kv/interface";
+import { type Clock, KvError } from "@kv/interface";
 import type { PooledInstance } from "../instances/pooled-instance.js";
-import type { InstanceGetRequest } from "../pairing/engine-facts.js";
+import type { InstanceGet } from "../pairing/engine-facts.js";
+import { repeat } from "../repeat.js";
 import type { InstancePool } from "../routing/instance-pool.js";
 
 /** How instances are checked. */
@@ -12,12 +13,6 @@ export interface HealthSettings {
   readonly failures: number;
 }
 
-/** One HTTP request for an instance's health. */
-export type HealthProbeRequest = InstanceGetRequest;
-
-/** Sends a health request and resolves with the status of the answer. */
-export type HealthProbe = (request: HealthProbeRequest) => Promise<number>;
-
 /** An instance seen this recently waits for the next round. */
 const FRESH_MS = 1000;
 
@@ -27,25 +22,25 @@ const FRESH_MS = 1000;
  */
 export class HealthChecks {
   readonly #pools: readonly InstancePool[];
-  readonly #probe: HealthProbe;
+  readonly #get: InstanceGet;
   readonly #settings: HealthSettings;
   readonly #clock: Clock;
   readonly #checking = new Map<PooledInstance, Promise<void>>();
   readonly #checkedAtMs = new WeakMap<PooledInstance, number>();
-  #timer: Timer | undefined = undefined;
+  #rounds: { close(): void } | undefined;
   #closed = false;
 
   constructor(
     pools: readonly InstancePool[],
-    probe: HealthProbe,
+    get: InstanceGet,
     settings: HealthSettings,
     clock: Clock,
   ) {
     this.#pools = pools;
-    this.#probe = probe;
+    this.#get = get;
     this.#settings = settings;
     this.#clock = clock;
-    if (settings.intervalMs > 0) void this.#round();
+    if (settings.intervalMs > 0) this.#rounds = repeat(clock, () => this.#round());
   }
 
   check(instance: PooledInstance): void {
@@ -76,18 +71,17 @@ export class HealthChecks {
 
   close(): void {
     this.#closed = true;
-    this.#timer?.cancel();
+    this.#rounds?.close();
   }
 
   [Symbol.dispose](): void {
     this.close();
   }
 
-  async #round(): Promise<void> {
+  async #round(): Promise<number> {
     const instances = this.#pools.flatMap((pool) => pool.list());
     await Promise.all(instances.map((instance) => this.#check(instance)));
-    if (this.#closed) return;
-    this.#timer = this.#clock.setTimer(() => void this.#round(), this.#settings.intervalMs);
+    return this.#settings.intervalMs;
   }
 
   #check(instance: PooledInstance): Promise<void> {
@@ -105,7 +99,7 @@ export class HealthChecks {
     this.#checkedAtMs.set(instance, this.#clock.now());
     let error: KvError | undefined;
     try {
-      const status = await this.#probe({ role, url, path, timeoutMs });
+      const { status } = await this.#get({ role, url, path, timeoutMs });
       const message = `the ${role} instance ${url}${path} answered with status ${status}`;
       const hint = `see the log of ${url}`;
       if (status >= 500) error = new KvError("KV_PROXY_UPSTREAM_FAILED", message, { hint });

@@ -84,7 +84,7 @@ export class PooledInstance implements Instance {
   #failures = 0;
   #consecutiveFailures = 0;
   #failedChecks = 0;
-  #out: Absence | undefined = undefined;
+  #out: Absence | undefined;
   #isTried = false;
   #ejections = 0;
   #ejectionsInRow = 0;
@@ -92,7 +92,7 @@ export class PooledInstance implements Instance {
   #draining = false;
   #warming = false;
   #returnedAtMs = Number.NEGATIVE_INFINITY;
-  #lastError: KvError | undefined = undefined;
+  #lastError: KvError | undefined;
   readonly #waitingForIdle: (() => void)[] = [];
 
   constructor(

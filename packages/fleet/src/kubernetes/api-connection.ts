@@ -36,7 +36,7 @@ export class ApiError extends Error {
  */
 export class ApiConnection {
   readonly #access: KubernetesAccess;
-  #config: Promise<KubeConfig> | undefined = undefined;
+  #config: Promise<KubeConfig> | undefined;
 
   constructor(access: KubernetesAccess) {
     this.#access = access;

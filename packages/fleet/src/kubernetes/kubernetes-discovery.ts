@@ -1,6 +1,5 @@
-import { ambient, type Clock, type Random, type Timer } from "@kv/interface";
+import { type Ambient, ambient, type Clock, type Random, type Timer } from "@kv/interface";
 import type { DiscoveredInstances, Discovery } from "../discovery/discovery.js";
-import { type InstanceSpec, instanceName } from "../instances/instance.js";
 import type { KubernetesSettings } from "../settings/fleet-settings.js";
 import { ApiConnection, ApiError } from "./api-connection.js";
 import { readPod } from "./read-pod.js";
@@ -56,15 +55,13 @@ export async function kubernetesDiscovery(options: KubernetesDiscoveryOptions): 
   };
 }
 
-interface ReflectorOptions {
+interface ReflectorOptions extends Ambient {
   readonly connection: ApiConnection;
   readonly path: string;
   readonly labelSelector: string;
   readonly read: (pod: unknown) => DiscoveredInstances | undefined;
   readonly onChange: (found: DiscoveredInstances) => void;
   readonly onError: (error: unknown) => void;
-  readonly clock: Clock;
-  readonly random: Random;
 }
 
 interface Pod {
@@ -82,9 +79,9 @@ class Reflector {
   readonly #options: ReflectorOptions;
   readonly #closing = new AbortController();
   #pods: Pods = new Map();
-  #resourceVersion: string | undefined = undefined;
+  #resourceVersion: string | undefined;
   #failures = 0;
-  #timer: Timer | undefined = undefined;
+  #timer: Timer | undefined;
 
   constructor(options: ReflectorOptions) {
     this.#options = options;
@@ -202,7 +199,11 @@ class Reflector {
     if (this.#closing.signal.aborted) return;
     this.#timer ??= clock.setTimer(() => {
       this.#timer = undefined;
-      onChange(combined(this.#pods.values()));
+      const pods = [...this.#pods.values()];
+      onChange({
+        prefillers: pods.flatMap(({ prefillers }) => prefillers),
+        decoders: pods.flatMap(({ decoders }) => decoders),
+      });
     }, COALESCE_MS);
   }
 
@@ -225,16 +226,4 @@ class Reflector {
 
 function keyOf({ metadata }: Pod): string {
   return metadata?.uid ?? metadata?.name ?? "";
-}
-
-/** Two pods may have one address for a moment. */
-function combined(pods: Iterable<DiscoveredInstances>): DiscoveredInstances {
-  const all = [...pods];
-  const unique = (of: readonly InstanceSpec[]) => [
-    ...new Map(of.map((spec) => [instanceName(spec), spec])).values(),
-  ];
-  return {
-    prefillers: unique(all.flatMap(({ prefillers }) => prefillers)),
-    decoders: unique(all.flatMap(({ decoders }) => decoders)),
-  };
 }

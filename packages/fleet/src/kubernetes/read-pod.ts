@@ -2,17 +2,14 @@ import { isIP } from "node:net";
 import { z } from "zod";
 import type { DiscoveredInstances } from "../discovery/discovery.js";
 import type { InstanceSpec, Role } from "../instances/instance.js";
+import type { KubernetesSettings } from "../settings/fleet-settings.js";
 
 /** A port's number, or its name in the pod. */
 export type PortName = string | number;
 
-export interface ReadingOptions {
+export interface ReadingOptions extends Omit<KubernetesSettings, "port"> {
   readonly port: Readonly<Record<Role, PortName>>;
-  readonly sideChannelPort?: PortName | undefined;
   readonly roleLabel: string;
-  readonly revisionLabel?: string | undefined;
-  readonly dataParallelLabel?: string | undefined;
-  readonly ipFamily?: 4 | 6 | undefined;
 }
 
 const text = z.string().max(1024);

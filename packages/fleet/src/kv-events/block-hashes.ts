@@ -1,3 +1,4 @@
+import { getOrAdd } from "../get-or-add.js";
 import { HashTable, larger, mixed } from "./hash-table.js";
 
 const FIRST_ROWS = 1024;
@@ -17,13 +18,9 @@ export class BlockHashes {
   readonly #copies = new Map<number, Uint8Array>();
   readonly #table = new HashTable((number) => this.#low[number] ?? 0);
   #byBlock: HashTable | undefined;
-  #size = 0;
+  size = 0;
   #next = 1;
   readonly #free: number[] = [];
-
-  get size(): number {
-    return this.#size;
-  }
 
   find(hash: string): number {
     fingerprint(hash);
@@ -41,7 +38,7 @@ export class BlockHashes {
     this.#high[number] = high;
     this.#blocks[number] = 0;
     this.#table.add(number);
-    this.#size += 1;
+    this.size += 1;
     return number;
   }
 
@@ -50,7 +47,7 @@ export class BlockHashes {
     if (this.#blocks[number] !== 0) this.#byBlock?.remove(number);
     this.#blocks[number] = 0;
     this.#free.push(number);
-    this.#size -= 1;
+    this.size -= 1;
   }
 
   /** 0 without a place. */
@@ -89,11 +86,7 @@ export class BlockHashes {
   }
 
   addCopies(number: number, group: number, by: 1 | 0 | -1): void {
-    let counts = this.#copies.get(group);
-    if (counts === undefined) {
-      counts = new Uint8Array(this.#low.length);
-      this.#copies.set(group, counts);
-    }
+    const counts = getOrAdd(this.#copies, group, () => new Uint8Array(this.#low.length));
     counts[number] = Math.min(MAX_COUNT, Math.max(0, (counts[number] ?? 0) + by));
   }
 

@@ -1,3 +1,4 @@
+import { getOrAdd } from "../get-or-add.js";
 import type { Instance } from "../instances/instance.js";
 import { BlockHashes } from "./block-hashes.js";
 import { type BlockGeometry, type BlockTree, tokensHash } from "./block-tree.js";
@@ -30,8 +31,9 @@ export class BlockIndex {
   readonly #maxBlocks: number;
   #blocks = new BlockHashes();
   readonly #groups = new Map<number, Group>();
-  #refused = 0;
-  #contradictions = 0;
+  refused = 0;
+  /** Blocks at two places, which no correct publisher reports. */
+  contradictions = 0;
   /** How many tokens after a block its hash covers. */
   #lookahead = 0;
   /**
@@ -50,15 +52,6 @@ export class BlockIndex {
 
   get size(): number {
     return this.#blocks.size;
-  }
-
-  get refused(): number {
-    return this.#refused;
-  }
-
-  /** Blocks at two places, which no correct publisher reports. */
-  get contradictions(): number {
-    return this.#contradictions;
   }
 
   *stored({ hashes, parent, tokens, blockSize, lookahead, group }: StoredBlocks): Steps {
@@ -113,7 +106,7 @@ export class BlockIndex {
     this.#groups.clear();
     this.#waiting.clear();
     this.#waitingBlocks = 0;
-    this.#refused = 0;
+    this.refused = 0;
     return dropping;
   }
 
@@ -199,7 +192,7 @@ export class BlockIndex {
     const known = this.#blocks.find(hash);
     if (known !== 0) return known;
     if (this.#blocks.size < this.#maxBlocks) return this.#blocks.addNotFound();
-    this.#refused += 1;
+    this.refused += 1;
     return undefined;
   }
 
@@ -214,12 +207,10 @@ export class BlockIndex {
       return;
     }
     if (run.hashes.includes(parent)) {
-      this.#contradictions += 1;
+      this.contradictions += 1;
       return;
     }
-    const runs = this.#waiting.get(parent);
-    if (runs === undefined) this.#waiting.set(parent, [run]);
-    else runs.push(run);
+    getOrAdd(this.#waiting, parent, () => []).push(run);
     this.#waitingBlocks += run.hashes.length;
     for (const oldest of this.#waiting.keys()) {
       if (this.#waitingBlocks <= MAX_WAITING) break;
@@ -257,7 +248,7 @@ export class BlockIndex {
     const [known, there] = [this.#blocks.block(number), this.#tree.at(parent, tokens)];
     if (known !== 0 && known === there) return known;
     if (known !== 0 || (there !== 0 && this.#tree.has(there, this.#holder))) {
-      this.#contradictions += 1;
+      this.contradictions += 1;
       return 0;
     }
     const block = there === 0 ? this.#tree.add(parent, tokens) : there;

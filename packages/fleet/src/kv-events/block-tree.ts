@@ -1,3 +1,4 @@
+import { getOrAdd } from "../get-or-add.js";
 import type { Instance } from "../instances/instance.js";
 import { HashTable, larger, mixed } from "./hash-table.js";
 
@@ -47,7 +48,7 @@ export class BlockTree {
   readonly #places = new HashTable((block) =>
     placeHash(this.#parents[block] ?? 0, this.#tokens[block] ?? 0),
   );
-  #size = 0;
+  size = 0;
   #next = 1;
   readonly #freeBlocks: number[] = [];
   readonly #instances: (Instance | undefined)[] = [undefined];
@@ -60,10 +61,6 @@ export class BlockTree {
   #lastPath:
     | { readonly tokens: ArrayLike<number>; readonly of: KnownGeometry; readonly blocks: number[] }
     | undefined;
-
-  get size(): number {
-    return this.#size;
-  }
 
   geometry({ blockSize, lookahead }: BlockGeometry): KnownGeometry | undefined {
     for (const one of this.#geometries)
@@ -94,7 +91,7 @@ export class BlockTree {
     const block = this.#newBlock(parent, tokens);
     this.#children[parent] = (this.#children[parent] ?? 0) + 1;
     this.#places.add(block);
-    this.#size += 1;
+    this.size += 1;
     this.#lastPath = undefined;
     return block;
   }
@@ -143,7 +140,7 @@ export class BlockTree {
       const parent = this.#parents[gone] ?? 0;
       this.#places.remove(gone);
       this.#freeBlocks.push(gone);
-      this.#size -= 1;
+      this.size -= 1;
       this.#lastPath = undefined;
       this.#children[parent] = (this.#children[parent] ?? 0) - 1;
       gone = parent;
@@ -158,13 +155,11 @@ export class BlockTree {
   }
 
   holderOf(instance: Instance): number {
-    let number = this.#numbers.get(instance);
-    if (number === undefined) {
-      number = this.#freeNumbers.pop() ?? this.#instances.length;
+    return getOrAdd(this.#numbers, instance, () => {
+      const number = this.#freeNumbers.pop() ?? this.#instances.length;
       this.#instances[number] = instance;
-      this.#numbers.set(instance, number);
-    }
-    return number;
+      return number;
+    });
   }
 
   /**
@@ -172,9 +167,7 @@ export class BlockTree {
    * then calls `released`.
    */
   renewed(instance: Instance): number {
-    const number = this.#numbers.get(instance);
-    if (number !== undefined) this.#instances[number] = undefined;
-    this.#numbers.delete(instance);
+    this.#hide(instance);
     return this.holderOf(instance);
   }
 
@@ -189,11 +182,15 @@ export class BlockTree {
   }
 
   forget(instance: Instance): void {
+    const number = this.#hide(instance);
+    if (number !== undefined) this.#freeNumbers.push(number);
+  }
+
+  #hide(instance: Instance): number | undefined {
     const number = this.#numbers.get(instance);
-    if (number === undefined) return;
     this.#numbers.delete(instance);
-    this.#instances[number] = undefined;
-    this.#freeNumbers.push(number);
+    if (number !== undefined) this.#instances[number] = undefined;
+    return number;
   }
 
   /** Without the last token, which is always computed. */

@@ -45,6 +45,12 @@ const MAX_HELD_BYTES = 32 * 1024 * 1024;
 const MAX_ROUNDS = 100;
 const MIN_REPLAY_INTERVAL_MS = 1000;
 
+/** vLLM's publisher looks for requests at least every 100 ms. */
+const IDLE_TIMEOUT_MS = 5000;
+/** Excludes the time to apply batches. */
+const REPLAY_TIMEOUT_MS = 60_000;
+const END = 2n ** 64n - 1n;
+
 interface Batch {
   readonly sequence: bigint;
   readonly payload: Uint8Array;
@@ -204,29 +210,24 @@ export class KvEventStream<Index extends KvEventIndex> {
     let isOther = false;
     let hasHole = false;
     const nextBefore = this.#next;
-    await replayBatches({
-      endpoint,
-      from: known?.sequence ?? 0n,
-      clock: this.#clock,
-      signal: this.#closing.signal,
-      batch: (sequence, payload) => {
-        if (isFirst && known !== undefined && sequence === known.sequence && !isOther) {
-          isFirst = false;
-          isOther = Buffer.compare(payload, known.payload) !== 0;
+    await this.#replayFrom(endpoint, known?.sequence ?? 0n, (batch) => {
+      const { sequence, payload } = batch;
+      if (isFirst && known !== undefined && sequence === known.sequence && !isOther) {
+        isFirst = false;
+        isOther = Buffer.compare(payload, known.payload) !== 0;
+        return undefined;
+      }
+      if (isOther || hasHole) return undefined;
+      if (sequence > this.#next) {
+        // A hole before the first batch is lost history. libzmq dropped any later hole.
+        if (!isFirst) {
+          hasHole = true;
           return undefined;
         }
-        if (isOther || hasHole) return undefined;
-        if (sequence > this.#next) {
-          // A hole before the first batch is lost history. libzmq dropped any later hole.
-          if (!isFirst) {
-            hasHole = true;
-            return undefined;
-          }
-          this.#startAt(sequence, "the publisher no longer has the first batches");
-        }
-        isFirst = false;
-        return sequence === this.#next ? this.#apply({ sequence, payload }) : undefined;
-      },
+        this.#startAt(sequence, "the publisher no longer has the first batches");
+      }
+      isFirst = false;
+      return sequence === this.#next ? this.#apply(batch) : undefined;
     });
     if (isOther || (isFirst && known !== undefined)) {
       this.#log.info("kv-events-restarted", { endpoint: this.#source.endpoint });
@@ -237,6 +238,86 @@ export class KvEventStream<Index extends KvEventIndex> {
     this.#hasStarted = true;
     if (this.#missed === 0n) this.#reason = null;
     return hasHole && this.#next > nextBefore;
+  }
+
+  /**
+   * Asks the publisher for the batches it still has (vLLM 0.32 and 0.33,
+   * `ZmqEventPublisher._service_replay`: a ROUTER that answers with one message per batch, the
+   * sequence number -1 last).
+   * `take` gets them in order of sequence, with gaps; its promise delays the next.
+   *
+   * @throws `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`, `KV_WIRE_MALFORMED` for
+   * sequence numbers that do not grow; the signal's reason.
+   */
+  async #replayFrom(
+    endpoint: string,
+    from: bigint,
+    take: (batch: Batch) => Promise<void> | undefined,
+  ): Promise<void> {
+    const clock = this.#clock;
+    const { signal } = this.#closing;
+    const { host, port } = readTcpEndpoint(endpoint) ?? { host: "", port: 0 };
+    const { maxFrames, maxMessageBytes } = SUBSCRIPTION_LIMITS;
+    const startedAtMs = clock.now();
+    let appliedMs = 0;
+    let last = from - 1n;
+    await new Promise<void>((resolve, reject) => {
+      const timeout = () => {
+        const message = `the replay socket ${endpoint} did not answer in time; the connection is ${connection.stage}`;
+        end(new KvError("KV_SIDE_CHANNEL_TIMEOUT", message));
+      };
+      let timer = clock.setTimer(timeout, IDLE_TIMEOUT_MS);
+      const end = (error?: unknown) => {
+        timer.cancel();
+        signal.removeEventListener("abort", aborted);
+        connection.close();
+        if (error === undefined) resolve();
+        else reject(error);
+      };
+      const aborted = () => end(signal.reason);
+      const connection = new ZmqConnection({
+        host,
+        port,
+        socketType: "REQ",
+        peerTypes: ["ROUTER", "REP"],
+        maxFrames,
+        maxMessageBytes,
+      });
+      connection.keepAlive(false);
+      connection.onEstablished = () => connection.send([new Uint8Array(0), encodeSequence(from)]);
+      connection.onMessage = (frames) => {
+        // Frames: delimiter, topic (in later versions), sequence number, payload.
+        const [number, payload] = frames.slice(-2);
+        const sequence = readSequence(number);
+        if (sequence === undefined || payload === undefined || frames[0]?.byteLength !== 0)
+          throw new KvError("KV_WIRE_MALFORMED", "a replayed message is not a batch");
+        if (sequence === END) {
+          end();
+          return undefined;
+        }
+        if (sequence <= last)
+          throw new KvError(
+            "KV_WIRE_MALFORMED",
+            `batch ${sequence} was replayed after batch ${last}`,
+          );
+        last = sequence;
+        const beganAtMs = clock.now();
+        if (beganAtMs - startedAtMs - appliedMs > REPLAY_TIMEOUT_MS) {
+          timeout();
+          return undefined;
+        }
+        timer.cancel();
+        return Promise.resolve(take({ sequence, payload })).then(() => {
+          appliedMs += clock.now() - beganAtMs;
+          if (!connection.lost) timer = clock.setTimer(timeout, IDLE_TIMEOUT_MS);
+        });
+      };
+      connection.onLost = ({ why, cause }) => {
+        const message = `the replay socket ${endpoint} cannot be reached: ${why}`;
+        end(KvError.is(cause) ? cause : new KvError("KV_SIDE_CHANNEL_UNREACHABLE", message));
+      };
+      signal.addEventListener("abort", aborted, { once: true });
+    });
   }
 
   #startAtHeld(why: string): void {
@@ -323,108 +404,13 @@ export class KvEventStream<Index extends KvEventIndex> {
   }
 }
 
-interface ReplayOptions {
-  readonly endpoint: string;
-  readonly from: bigint;
-  readonly clock: Clock;
-  readonly signal: AbortSignal;
-  /** Called in order of sequence, with gaps. The promise delays the next call. */
-  batch(sequence: bigint, payload: Uint8Array): Promise<void> | undefined;
-}
-
-/** vLLM's publisher looks for requests at least every 100 ms. */
-const IDLE_TIMEOUT_MS = 5000;
-/** Excludes the time to apply batches. */
-const REPLAY_TIMEOUT_MS = 60_000;
-const END = 2n ** 64n - 1n;
-
-/**
- * Asks a publisher for the batches it still has (vLLM 0.32 and 0.33,
- * `ZmqEventPublisher._service_replay`: a ROUTER that answers with one message per batch, the
- * sequence number -1 last).
- *
- * @throws `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`, `KV_WIRE_MALFORMED` for
- * sequence numbers that do not grow; the signal's reason.
- */
-async function replayBatches({
-  endpoint,
-  from,
-  clock,
-  signal,
-  batch,
-}: ReplayOptions): Promise<void> {
-  signal.throwIfAborted();
-  const { host, port } = readTcpEndpoint(endpoint) ?? { host: "", port: 0 };
-  const { maxFrames, maxMessageBytes } = SUBSCRIPTION_LIMITS;
-  const startedAtMs = clock.now();
-  let appliedMs = 0;
-  let last = from - 1n;
-  await new Promise<void>((resolve, reject) => {
-    const timeout = () => {
-      const message = `the replay socket ${endpoint} did not answer in time; the connection is ${connection.stage}`;
-      end(new KvError("KV_SIDE_CHANNEL_TIMEOUT", message));
-    };
-    let timer = clock.setTimer(timeout, IDLE_TIMEOUT_MS);
-    const end = (error?: unknown) => {
-      timer.cancel();
-      signal.removeEventListener("abort", aborted);
-      connection.close();
-      if (error === undefined) resolve();
-      else reject(error);
-    };
-    const aborted = () => end(signal.reason);
-    const connection = new ZmqConnection({
-      host,
-      port,
-      socketType: "REQ",
-      peerTypes: ["ROUTER", "REP"],
-      maxFrames,
-      maxMessageBytes,
-    });
-    connection.keepAlive(false);
-    connection.onEstablished = () => connection.send([new Uint8Array(0), encodeSequence(from)]);
-    connection.onMessage = (frames) => {
-      // Frames: delimiter, topic (in later versions), sequence number, payload.
-      const [number, payload] = frames.slice(-2);
-      const sequence = readSequence(number);
-      if (sequence === undefined || payload === undefined || frames[0]?.byteLength !== 0)
-        throw new KvError("KV_WIRE_MALFORMED", "a replayed message is not a batch");
-      if (sequence === END) {
-        end();
-        return undefined;
-      }
-      if (sequence <= last)
-        throw new KvError(
-          "KV_WIRE_MALFORMED",
-          `batch ${sequence} was replayed after batch ${last}`,
-        );
-      last = sequence;
-      const beganAtMs = clock.now();
-      if (beganAtMs - startedAtMs - appliedMs > REPLAY_TIMEOUT_MS) {
-        timeout();
-        return undefined;
-      }
-      timer.cancel();
-      return Promise.resolve(batch(sequence, payload)).then(() => {
-        appliedMs += clock.now() - beganAtMs;
-        if (!connection.lost) timer = clock.setTimer(timeout, IDLE_TIMEOUT_MS);
-      });
-    };
-    connection.onLost = ({ why, cause }) => {
-      const message = `the replay socket ${endpoint} cannot be reached: ${why}`;
-      end(KvError.is(cause) ? cause : new KvError("KV_SIDE_CHANNEL_UNREACHABLE", message));
-    };
-    signal.addEventListener("abort", aborted, { once: true });
-  });
-}
-
 function readSequence(frame: Uint8Array | undefined): bigint | undefined {
   if (frame?.byteLength !== 8) return undefined;
   return new DataView(frame.buffer, frame.byteOffset, frame.byteLength).getBigUint64(0);
 }
 
 function encodeSequence(sequence: bigint): Uint8Array {
-  const bytes = new Uint8Array(8);
-  new DataView(bytes.buffer).setBigUint64(0, sequence);
+  const bytes = Buffer.alloc(8);
+  bytes.writeBigUInt64BE(sequence);
   return bytes;
 }

@@ -16,9 +16,9 @@ export interface CachedPrefixes {
   matchedTokens(instance: Instance, tokens: ArrayLike<number>): number | undefined;
   /**
    * Instances that may have a prefix of the prompt, longest first; they mostly have the shorter
-   * ones too. Without it, every instance is asked.
+   * ones too.
    */
-  holders?(tokens: ArrayLike<number>): Iterable<PromptHolders>;
+  holders(tokens: ArrayLike<number>): Iterable<PromptHolders>;
   follow(instances: readonly Instance[]): void;
   /** Whether token ids improve the choice. */
   readonly readsTokenIds?: boolean | undefined;

@@ -1,4 +1,4 @@
-import { silentLog, systemRandom, YieldingQueue } from "@kv/interface";
+import { ambient, YieldingQueue } from "@kv/interface";
 import { POOL_PEER, POOL_PROMPT, poolContent } from "@kv/testing/http/pool-content";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
@@ -55,9 +55,7 @@ async function sourcesOf(
     costs,
     get: async () => ({ status: 200, body: JSON.stringify(pool) }),
     parses: new YieldingQueue({ clock }),
-    clock,
-    random: systemRandom(),
-    log: silentLog,
+    ...ambient({ clock }),
   });
   await new Promise((resolve) => setImmediate(resolve));
   return { sources, costs, instances: prefill.instances };

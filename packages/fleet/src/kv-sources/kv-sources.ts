@@ -1,9 +1,9 @@
-import type { Clock, Log, Random, YieldingQueue } from "@kv/interface";
-import type { Instance, Role } from "../instances/instance.js";
+import type { Ambient, Random, YieldingQueue } from "@kv/interface";
+import type { Instance } from "../instances/instance.js";
 import { parseInstanceSpec } from "../instances/instance-spec.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
 import { type RoutedRequest, unsaltedIds } from "../request/generation-request.js";
-import type { InstancePool } from "../routing/instance-pool.js";
+import type { InstancePools } from "../routing/instance-pool.js";
 import type { PrefillCosts } from "../routing/prefill-costs.js";
 import type { RoutingContext } from "../routing/routing.js";
 import type { FleetSettings } from "../settings/fleet-settings.js";
@@ -25,15 +25,12 @@ export interface KvSource extends KvHolder {
   readonly ownTokens: number;
 }
 
-export interface KvSourcesOptions {
+export interface KvSourcesOptions extends Ambient {
   readonly settings: FleetSettings["kvSources"];
-  readonly pools: Readonly<Record<Role, InstancePool>>;
+  readonly pools: InstancePools;
   readonly costs: PrefillCosts;
   readonly get: InstanceGet;
   readonly parses: YieldingQueue;
-  readonly clock: Clock;
-  readonly random: Random;
-  readonly log: Log;
 }
 
 /**

@@ -1,7 +1,8 @@
-import type { Clock, Log, Timer } from "@kv/interface";
+import type { Ambient } from "@kv/interface";
 import { type BlockHashAlgorithm, blockHashes, offloadKey } from "@kv/tier";
 import { z } from "zod";
 import type { InstanceGet } from "../pairing/engine-facts.js";
+import { repeat } from "../repeat.js";
 
 /** `GET /blocks` of kv-pool. */
 const contentSchema = z.object({
@@ -34,10 +35,8 @@ export interface PoolKeysStatus {
   readonly blocks: number;
 }
 
-export interface PoolKeysOptions {
+export interface PoolKeysOptions extends Ambient {
   readonly get: InstanceGet;
-  readonly clock: Clock;
-  readonly log: Log;
 }
 
 const ASK_EVERY_MS = 500;
@@ -53,8 +52,7 @@ export class PoolKeys {
   readonly #url: string;
   readonly #options: PoolKeysOptions;
   readonly #keys = new Set<string>();
-  #timer: Timer | undefined;
-  #isClosed = false;
+  readonly #following: { close(): void };
   #peer: string | undefined;
   #hashing: Hashing | undefined;
   #blocksPerChunk = 1;
@@ -65,7 +63,7 @@ export class PoolKeys {
   constructor(url: string, options: PoolKeysOptions) {
     this.#url = url;
     this.#options = options;
-    void this.#follow();
+    this.#following = repeat(options.clock, () => this.#follow());
   }
 
   /** Undefined while the pool leaves, does not answer, or has nothing. */
@@ -92,8 +90,7 @@ export class PoolKeys {
   }
 
   close(): void {
-    this.#isClosed = true;
-    this.#timer?.cancel();
+    this.#following.close();
   }
 
   /**
@@ -119,16 +116,13 @@ export class PoolKeys {
     return matched;
   }
 
-  async #follow(): Promise<void> {
-    let hasMore = false;
+  async #follow(): Promise<number> {
     try {
-      hasMore = await this.#ask();
+      return (await this.#ask()) ? 0 : ASK_EVERY_MS;
     } catch (error) {
       this.#leaveOut(`it cannot be read: ${(error as Error).message}`);
+      return ASK_EVERY_MS;
     }
-    if (this.#isClosed) return;
-    const { clock } = this.#options;
-    this.#timer = clock.setTimer(() => void this.#follow(), hasMore ? 0 : ASK_EVERY_MS);
   }
 
   async #ask(): Promise<boolean> {

@@ -1,4 +1,4 @@
-import { silentLog, systemRandom } from "@kv/interface";
+import { ambient } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import type { PooledInstance } from "../instances/pooled-instance.js";
@@ -24,9 +24,7 @@ function startWith(send: (request: { readonly abort: Deadline }) => Promise<unkn
     sources: sources as unknown as KvSources,
     upstream: { send } as unknown as Upstream,
     hasChecks: false,
-    clock,
-    random: systemRandom(),
-    log: silentLog,
+    ...ambient({ clock }),
   });
   const warm = start.warm(instance as unknown as PooledInstance);
   return { start, warm, warming, clock };

@@ -1,19 +1,16 @@
-import { type Clock, KvError, type Log, type Random, settleAll } from "@kv/interface";
+import { type Ambient, KvError, settleAll } from "@kv/interface";
 import { instanceName } from "../instances/instance.js";
 import type { PooledInstance } from "../instances/pooled-instance.js";
-import { Deadline, LazyAbort } from "../request/deadline.js";
+import { Deadline } from "../request/deadline.js";
 import { legHeaders, type Upstream } from "../upstream/upstream.js";
 import type { AskedPrompt } from "./asked-prompts.js";
 import type { KvSources } from "./kv-sources.js";
 
-export interface WarmStartOptions {
+export interface WarmStartOptions extends Ambient {
   readonly sources: KvSources;
   readonly upstream: Upstream;
   /** Whether health checks tell that an instance runs. */
   readonly hasChecks: boolean;
-  readonly clock: Clock;
-  readonly random: Random;
-  readonly log: Log;
 }
 
 /** The longest that a new instance takes no load. */
@@ -25,10 +22,11 @@ const ANSWER_BYTES = 64 * 1024;
 /** Has a new prefill instance fetch the prompts that are asked for most, before it takes load. */
 export class WarmStart {
   readonly #options: WarmStartOptions;
-  readonly #closing = new LazyAbort();
+  readonly #closing: Deadline;
 
   constructor(options: WarmStartOptions) {
     this.#options = options;
+    this.#closing = new Deadline(options);
   }
 
   /** The instance takes load when this resolves, and from the start where no other one does. */
@@ -38,8 +36,7 @@ export class WarmStart {
     if (prompts.length === 0) return;
     instance.warm(true);
     await this.#whenItRuns(instance);
-    const deadline = new Deadline({ clock, requestMs: WARM_MS });
-    const stopListening = this.#closing.onAbort(() => deadline.abort(closed()));
+    const deadline = new Deadline({ clock, requestMs: WARM_MS, parent: this.#closing });
     const beganMs = clock.now();
     const waiting = prompts[Symbol.iterator]();
     let tokens = 0;
@@ -52,7 +49,6 @@ export class WarmStart {
       log.warn("instance-not-warm", { instance: instanceName(instance), error });
     } finally {
       instance.warm(false);
-      stopListening();
       deadline.close();
       const ms = Math.round(clock.now() - beganMs);
       log.info("instance-warm", { instance: instanceName(instance), tokens, ms });
@@ -60,7 +56,7 @@ export class WarmStart {
   }
 
   close(): void {
-    this.#closing.abort(closed());
+    this.#closing.abort(new KvError("KV_REQUEST_ABORTED", "the front end ends"));
   }
 
   async #whenItRuns(instance: PooledInstance): Promise<void> {
@@ -105,5 +101,3 @@ export class WarmStart {
     return answer.status === 200 ? source.tokens : 0;
   }
 }
-
-const closed = () => new KvError("KV_REQUEST_ABORTED", "the front end ends");

@@ -2,6 +2,7 @@ import { createHash } from "node:crypto";
 import { KvError } from "@kv/interface";
 import type { AgentMetadata } from "@kv/protocol";
 import { compareFactors, explainCompatibility, type FactorDifference } from "@kv/protocol";
+import { getOrAdd } from "../get-or-add.js";
 import type { EngineFacts } from "./engine-facts.js";
 import {
   assumedGroups,
@@ -105,8 +106,7 @@ const checkKeys = new WeakMap<EngineFacts, string>();
 
 /** Equal keys mean equal checks: they leave out addresses and numbers of blocks. */
 export function checkKey(facts: EngineFacts): string {
-  let key = checkKeys.get(facts);
-  if (key === undefined) {
+  return getOrAdd(checkKeys, facts, () => {
     const { metadata, tpSize, mode, isVllm, vllmVersion, factors } = facts;
     const {
       engineId: _,
@@ -129,10 +129,8 @@ export function checkKey(facts: EngineFacts): string {
       String(factors?.["cache_dtype"]),
       facts.compatibilityHash,
     ];
-    key = createHash("sha256").update(JSON.stringify(all)).digest("base64");
-    checkKeys.set(facts, key);
-  }
-  return key;
+    return createHash("sha256").update(JSON.stringify(all)).digest("base64");
+  });
 }
 
 /** Larger engines are not planned: a peer could make that take any time. */

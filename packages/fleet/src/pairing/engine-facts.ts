@@ -9,6 +9,7 @@ import {
   encodeHandshakeRequest,
   searchHashFactors,
 } from "@kv/protocol";
+import { z } from "zod";
 import type { Role } from "../instances/instance.js";
 import { hasMla } from "./plan-pair.js";
 
@@ -100,7 +101,10 @@ export async function readEngineFacts(options: ReadEngineOptions): Promise<Engin
         `handshake reply: ${name} has ${text.length} characters`,
       );
   }
-  const [vllmVersion, models] = await Promise.all([readVersion(options), readModels(options)]);
+  const [version, models] = await Promise.all([
+    readJson(options, "/version", versionSchema),
+    readJson(options, "/v1/models", modelsSchema),
+  ]);
   const factors = announcedFactors(payload.extension?.["factors"], payload.compatibilityHash);
   return {
     engineId: metadata.engineId,
@@ -108,8 +112,11 @@ export async function readEngineFacts(options: ReadEngineOptions): Promise<Engin
     compatibilityHash: payload.compatibilityHash,
     metadata,
     factors,
-    vllmVersion,
-    models,
+    vllmVersion: version?.version,
+    models: (models?.data ?? [])
+      .slice(0, 4)
+      .flatMap(({ root, id }) => [root, id])
+      .filter((one) => one !== undefined),
     tpSize: undefined,
     mode: modeIn(factors),
     isVllm: payload.extension === undefined,
@@ -128,33 +135,21 @@ function announcedFactors(announced: unknown, hash: string): EngineFacts["factor
   return compatibilityHash(factors) === hash ? factors : undefined;
 }
 
-async function readVersion(options: ReadEngineOptions): Promise<string | undefined> {
-  const { version } = await getJson(options, "/version");
-  return typeof version === "string" && version.length <= 64 ? version : undefined;
-}
+const name = z.string().max(MAX_ID_LENGTH).optional().catch(undefined);
+const versionSchema = z.object({ version: z.string().max(64) });
+const modelsSchema = z.object({ data: z.array(z.object({ root: name, id: name })) });
 
-async function readModels(options: ReadEngineOptions): Promise<string[]> {
-  const { data } = await getJson(options, "/v1/models");
-  if (!Array.isArray(data)) return [];
-  const names = data
-    .slice(0, 4)
-    .flatMap((model: { root?: unknown; id?: unknown } | null) => [model?.root, model?.id]);
-  return names.filter(
-    (name): name is string => typeof name === "string" && name.length <= MAX_ID_LENGTH,
-  );
-}
-
-/** Empty for anything but JSON: version and model only explain misfits. */
-async function getJson(
-  { instance, get, timeoutMs }: ReadEngineOptions,
+/** Undefined for any other answer: version and models only explain misfits. */
+async function readJson<S extends z.ZodType>(
+  { instance: { role, url }, get, timeoutMs }: ReadEngineOptions,
   path: string,
-): Promise<Record<string, unknown>> {
+  schema: S,
+): Promise<z.output<S> | undefined> {
   try {
-    const { status, body } = await get({ role: instance.role, url: instance.url, path, timeoutMs });
-    const value: unknown = status === 200 ? JSON.parse(body) : undefined;
-    return typeof value === "object" && value !== null ? (value as Record<string, unknown>) : {};
+    const { status, body } = await get({ role, url, path, timeoutMs });
+    return status === 200 ? schema.parse(JSON.parse(body)) : undefined;
   } catch {
-    return {};
+    return undefined;
   }
 }
 

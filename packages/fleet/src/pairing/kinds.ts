@@ -1,5 +1,7 @@
 import { KvError, type Timer } from "@kv/interface";
+import { getOrAdd } from "../get-or-add.js";
 import { type Instance, instanceName, type Role } from "../instances/instance.js";
+import type { PooledInstance } from "../instances/pooled-instance.js";
 import { checkKey, checkPair, fitting, misfit, type PairCheck } from "./check-pair.js";
 import { type EngineFacts, modeIn, type SideChannelAddress } from "./engine-facts.js";
 import type { PairingSettings } from "./pairing-settings.js";
@@ -7,12 +9,6 @@ import type { PairingSettings } from "./pairing-settings.js";
 export const FIRST_RETRY_MS = 1000;
 const DEFAULT_PORT = 5600;
 const MAX_ENGINES = 16;
-
-/** An instance as pairing sees it. */
-export interface PairedInstance extends Instance {
-  readonly draining: boolean;
-  available(): boolean;
-}
 
 /**
  * For a decode instance, the prefill instance that it must fit. A prefill instance must fit at
@@ -36,34 +32,53 @@ export interface AnsweredEngine {
 }
 
 /** Instances of one role that fit the same others. */
-export interface Kind {
-  readonly key: string;
-  readonly id: number;
-  readonly entries: Set<Entry>;
-  readonly checks: Map<Kind, PairCheck>;
+export class Kind {
+  readonly entries = new Set<Entry>();
+  readonly checks = new Map<Kind, PairCheck>();
+
+  constructor(
+    readonly key: string,
+    readonly id: number,
+  ) {}
+
+  get fitting(): Kind[] {
+    return [...this.checks].flatMap(([other, { fits }]) => (fits ? [other] : []));
+  }
+
+  has(is: (entry: Entry) => boolean): boolean {
+    for (const entry of this.entries) if (is(entry)) return true;
+    return false;
+  }
+
+  fitsAny(is: (entry: Entry) => boolean): boolean {
+    return this.fitting.some((other) => other.has(is));
+  }
 }
 
 export class Entry {
-  facts: EngineFacts | undefined = undefined;
+  facts: EngineFacts | undefined;
   /** An instance whose engine has the same id. */
-  namesake: Instance | undefined = undefined;
+  namesake: Instance | undefined;
   cameAt = 0;
+  /** What `EngineIds` knows, and since when. */
+  noted: EngineFacts | undefined;
+  notedAt = 0;
   readonly engines = new Map<string, EngineFacts>();
-  answered: AnsweredEngine | undefined = undefined;
+  answered: AnsweredEngine | undefined;
   /** The engine may have changed since it was read. */
   stale = false;
-  error: KvError | undefined = undefined;
-  reading: Promise<void> | undefined = undefined;
+  error: KvError | undefined;
+  reading: Promise<void> | undefined;
   searching = false;
-  timer: Timer | undefined = undefined;
+  timer: Timer | undefined;
   delayMs = FIRST_RETRY_MS;
   readAtMs = Number.NEGATIVE_INFINITY;
-  kind: Kind | undefined = undefined;
+  kind: Kind | undefined;
   logged = "";
 
   readonly origin: string;
 
-  constructor(readonly instance: PairedInstance) {
+  constructor(readonly instance: PooledInstance) {
     this.origin = new URL(instance.url).origin;
   }
 
@@ -84,10 +99,8 @@ export class Entry {
 
   adopt(facts: EngineFacts): void {
     const { answered, instance, engines } = this;
-    const own =
-      answered !== undefined && sameEngine(answered.engineId, facts.engineId)
-        ? answered
-        : undefined;
+    const isOwn = answered !== undefined && sameEngine(answered.engineId, facts.engineId);
+    const own = isOwn ? answered : undefined;
     const before = engines.get(facts.engineId);
     const isSame = before?.compatibilityHash === facts.compatibilityHash;
     const factors = facts.factors ?? (isSame ? before?.factors : undefined);
@@ -147,9 +160,9 @@ export function requireAnsweredEngine(
   );
 }
 
-export interface Fitting<T extends PairedInstance = PairedInstance> {
-  readonly all: readonly T[];
-  readonly sure: readonly T[];
+export interface Fitting {
+  readonly all: readonly PooledInstance[];
+  readonly sure: readonly PooledInstance[];
 }
 
 /** Checks each pair of kinds once. */
@@ -176,7 +189,8 @@ export class Kinds {
     entry.kind?.entries.add(entry);
     if (entry.kind !== undefined) return left;
     this.#lastId += 1;
-    const created: Kind = { key, id: this.#lastId, entries: new Set([entry]), checks: new Map() };
+    const created = new Kind(key, this.#lastId);
+    created.entries.add(entry);
     this.#byKey[role].set(key, created);
     entry.kind = created;
     for (const kind of this.of(role === "prefill" ? "decode" : "prefill")) {
@@ -208,29 +222,6 @@ const entriesOf = ({ checks }: Kind): Entry[] =>
 function kindKey({ facts, namesake, instance }: Entry): string {
   const names = namesake === undefined ? [] : [instanceName(instance), instanceName(namesake)];
   return JSON.stringify([facts && checkKey(facts), instance.label, ...names]);
-}
-
-export function partnersOf(kind: Kind): number {
-  return fittingKinds(kind).reduce((partners, { entries }) => partners + entries.size, 0);
-}
-
-export const fitsAny = (kind: Kind | undefined, is: (entry: Entry) => boolean): boolean =>
-  fittingKinds(kind).some((other) => hasEntry(other, is));
-
-export function hasEntry({ entries }: Kind, is: (entry: Entry) => boolean): boolean {
-  for (const entry of entries) if (is(entry)) return true;
-  return false;
-}
-
-export function fittingKinds(kind: Kind | undefined): Kind[] {
-  return [...(kind?.checks ?? [])].flatMap(([other, { fits }]) => (fits ? [other] : []));
-}
-
-/** Undefined for a kind that fits one. */
-export function nearest({ checks }: Kind): PairCheck | undefined {
-  const all = [...checks.values()];
-  if (all.some(({ fits }) => fits)) return undefined;
-  return all.sort((one, other) => one.differences.length - other.differences.length)[0];
 }
 
 const SHARED_ID =
@@ -266,11 +257,6 @@ function checkEntries(p: Entry, d: Entry, mode: PairingSettings["mode"]): PairCh
   return misfit([{ factor: "side_channel", prefill: side(p), decode: side(d) }]);
 }
 
-interface Known {
-  readonly facts: EngineFacts;
-  readonly since: number;
-}
-
 /**
  * Finds engines that share an id. Peers would silently read the second engine's blocks from the
  * first one's memory. An engine known before the other keeps its id. If both came together neither
@@ -278,7 +264,6 @@ interface Known {
  */
 export class EngineIds {
   readonly #byId = new Map<string, Set<Entry>>();
-  readonly #known = new Map<Entry, Known>();
   #changes = 0;
 
   came(entry: Entry): void {
@@ -287,38 +272,29 @@ export class EngineIds {
 
   /** Returns entries with a changed namesake. */
   note(entry: Entry, facts: EngineFacts | undefined): Entry[] {
-    const before = this.#known.get(entry);
-    if (before?.facts === facts) return [];
-    const concerned = new Set(before && this.#byId.get(before.facts.engineId));
-    if (before !== undefined) this.#take(entry, before.facts.engineId);
+    const before = entry.noted;
+    if (before === facts) return [];
+    const concerned = new Set(before && this.#byId.get(before.engineId));
+    if (before !== undefined) this.#byId.get(before.engineId)?.delete(entry);
+    if (before !== undefined && concerned.size === 1) this.#byId.delete(before.engineId);
+    entry.noted = facts;
     entry.namesake = undefined;
     if (facts !== undefined) {
-      const isSame = before?.facts.identity === facts.identity;
-      this.#known.set(entry, { facts, since: isSame ? before.since : ++this.#changes });
-      const namesakes = this.#byId.get(facts.engineId) ?? new Set();
-      this.#byId.set(facts.engineId, namesakes.add(entry));
-      for (const one of namesakes) concerned.add(one);
+      if (before?.identity !== facts.identity) entry.notedAt = ++this.#changes;
+      const namesakes = getOrAdd(this.#byId, facts.engineId, () => new Set<Entry>());
+      for (const one of namesakes.add(entry)) concerned.add(one);
     }
     return [...concerned].filter((one) => this.#findNamesake(one));
   }
 
-  #take(entry: Entry, engineId: string): void {
-    const namesakes = this.#byId.get(engineId);
-    namesakes?.delete(entry);
-    if (namesakes?.size === 0) this.#byId.delete(engineId);
-    this.#known.delete(entry);
-  }
-
   #findNamesake(entry: Entry): boolean {
-    const before = entry.namesake;
-    const known = this.#known.get(entry);
-    const namesakes = known && this.#byId.get(known.facts.engineId);
+    const { noted, namesake: before } = entry;
     entry.namesake = undefined;
-    for (const other of namesakes ?? []) {
-      const isOther = this.#known.get(other)?.facts.identity !== known?.facts.identity;
+    for (const other of (noted && this.#byId.get(noted.engineId)) ?? []) {
       // One engine that registered its memory anew.
       const isOneChannel = addressOf(entry) === addressOf(other);
-      if (!isOther || isOneChannel || (known?.since ?? 0) < other.cameAt) continue;
+      const isOne = other.noted?.identity === noted?.identity || isOneChannel;
+      if (isOne || entry.notedAt < other.cameAt) continue;
       entry.namesake = other.instance;
       // A decode engine's blocks may have no readers.
       if (other.instance.role === "prefill") break;

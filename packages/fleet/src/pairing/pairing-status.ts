@@ -2,11 +2,11 @@ import type { Log } from "@kv/interface";
 import { formatValue } from "@kv/protocol";
 import { instanceName, type PairingStatus } from "../instances/instance.js";
 import type { PairCheck } from "./check-pair.js";
-import { type Entry, hasEntry, type Kind, nearest, partnersOf } from "./kinds.js";
+import type { Entry, Kind } from "./kinds.js";
 
 export function pairingStatus(entry: Entry, kind: Kind): PairingStatus {
   const { facts, error, address, stale } = entry;
-  const partners = partnersOf(kind);
+  const partners = kind.fitting.reduce((sum, { entries }) => sum + entries.size, 0);
   const near = nearest(kind);
   let state: PairingStatus["state"] = facts === undefined ? "unverified" : "paired";
   if (partners === 0) state = kind.checks.size === 0 ? "alone" : "unpaired";
@@ -58,6 +58,14 @@ function noteOf({ checks }: Kind): string | null {
   return noted?.note ?? null;
 }
 
+/** Undefined for a kind that fits one. */
+function nearest({ checks, fitting }: Kind): PairCheck | undefined {
+  if (fitting.length > 0) return undefined;
+  return [...checks.values()].sort(
+    (one, other) => one.differences.length - other.differences.length,
+  )[0];
+}
+
 function differencesText({ differences, note }: PairCheck): string {
   const text = differences
     .slice(0, 4)
@@ -80,9 +88,9 @@ export function refusalText(
 ): string | undefined {
   const texts = new Set<string>();
   for (const kind of kinds) {
-    if (!hasEntry(kind, isAmong)) continue;
+    if (!kind.has(isAmong)) continue;
     for (const [other, check] of kind.checks) {
-      if (!hasEntry(other, isPartner)) continue;
+      if (!other.has(isPartner)) continue;
       if (check.fits) return undefined;
       texts.add(differencesText(check));
     }

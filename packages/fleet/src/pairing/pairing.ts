@@ -1,7 +1,9 @@
 import { setMaxListeners } from "node:events";
 import { KvError, type SideChannel } from "@kv/interface";
 import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
+import { getOrAdd } from "../get-or-add.js";
 import { type Instance, type PairingStatus, partOf, type Role } from "../instances/instance.js";
+import type { PooledInstance } from "../instances/pooled-instance.js";
 import { needsFactors } from "./check-pair.js";
 import {
   type EngineFacts,
@@ -17,21 +19,15 @@ import {
   Entry,
   FIRST_RETRY_MS,
   type Fitting,
-  fitsAny,
-  fittingKinds,
-  hasEntry,
   isReady,
   type Kind,
   Kinds,
-  type PairedInstance,
   type Partner,
   requireAnsweredEngine,
   sameEngine,
 } from "./kinds.js";
 import type { PairingOptions } from "./pairing-settings.js";
 import { logStatus, pairingStatus, refusalText } from "./pairing-status.js";
-
-type HasEngine = "yes" | "no" | "unknown" | "unreadable" | "shared";
 
 /** A handshake of hundreds of layers has some hundred KiB. */
 const READING = { maxReplyFrames: 4, maxReplyBytes: 4 * 2 ** 20, keepsConnections: false };
@@ -53,7 +49,7 @@ export class Pairing {
   readonly #kinds: Kinds;
   readonly #engineIds = new EngineIds();
   readonly #sideChannel: SideChannel;
-  #fitting = new WeakMap<readonly PairedInstance[], Map<string, Fitting>>();
+  #fitting = new WeakMap<readonly PooledInstance[], Map<string, Fitting>>();
 
   /**
    * Reads nothing until pools have instances.
@@ -70,7 +66,7 @@ export class Pairing {
     setMaxListeners(0, this.#closing.signal);
   }
 
-  instancesChanged(role: Role, instances: readonly PairedInstance[]): void {
+  instancesChanged(role: Role, instances: readonly PooledInstance[]): void {
     const entries = this.#entries[role];
     const left = new Set<Instance>(instances);
     for (const [instance, entry] of entries) {
@@ -148,9 +144,9 @@ export class Pairing {
     this.#update();
     const kind = this.#entryOf(prefill)?.kind;
     const isSure = ({ instance, isUnsure }: Entry) => !instance.draining && !isUnsure;
-    if (fitsAny(kind, isSure)) return undefined;
+    if (kind === undefined || kind.fitsAny(isSure)) return undefined;
     // An instance that only times out would delay each request.
-    const readable = fittingKinds(kind)
+    const readable = kind.fitting
       .flatMap(({ entries }) => [...entries])
       .filter(
         ({ instance, error }) => !instance.draining && error?.code !== "KV_SIDE_CHANNEL_TIMEOUT",
@@ -165,7 +161,7 @@ export class Pairing {
    * restart. `unknown`: it was never read; `unreadable`: it is not readable now; `shared`: another
    * instance has the id, and peers may read its blocks instead.
    */
-  async hasEngine(instance: Instance, engineId: string): Promise<HasEngine> {
+  async hasEngine(instance: Instance, engineId: string) {
     const entry = this.#entryOf(instance);
     if (entry?.facts === undefined) return "unknown";
     if (entry.stale) await this.#read(entry);
@@ -185,14 +181,14 @@ export class Pairing {
    * Groups of `instances` that may serve with `partner`. A later group is for requests that no
    * earlier one takes.
    */
-  *choices<T extends PairedInstance>(
-    instances: readonly T[],
+  *choices(
+    instances: readonly PooledInstance[],
     partner: Partner,
-  ): Generator<readonly T[]> {
+  ): Generator<readonly PooledInstance[]> {
     this.#update();
     if (!("avoiding" in partner)) {
       const kind = this.#entryOf(partner)?.kind;
-      const { sure, all } = this.#ofKinds(instances, fittingKinds(kind));
+      const { sure, all } = this.#ofKinds(instances, kind?.fitting ?? []);
       yield sure;
       yield all;
       return;
@@ -203,7 +199,7 @@ export class Pairing {
     const withPartner = (accepts: (other: Entry) => boolean) =>
       this.#ofKinds(
         instances,
-        kinds.filter((kind) => fitsAny(kind, accepts)),
+        kinds.filter((kind) => kind.fitsAny(accepts)),
       );
     yield withPartner((other) => isReady(other) && !partner.avoiding.has(other.instance)).sure;
     yield withPartner(({ instance }) => !instance.draining).all;
@@ -267,21 +263,16 @@ export class Pairing {
 
   #hasPair(is: (entry: Entry) => boolean): boolean {
     this.#update();
-    return this.#kinds.of("prefill").some((kind) => hasEntry(kind, is) && fitsAny(kind, is));
+    return this.#kinds.of("prefill").some((kind) => kind.has(is) && kind.fitsAny(is));
   }
 
-  #ofKinds<T extends PairedInstance>(instances: readonly T[], kinds: readonly Kind[]): Fitting<T> {
-    const known = this.#fitting.get(instances) ?? new Map<string, Fitting>();
-    this.#fitting.set(instances, known);
-    const key = kinds.map(({ id }) => id).join();
-    const found = known.get(key) as Fitting<T> | undefined;
-    if (found !== undefined) return found;
-    const ofKind = new Set<Kind | undefined>(kinds);
-    const isSure = (instance: T) => this.#entryOf(instance)?.isUnsure !== true;
-    const all = partOf(instances, (instance) => ofKind.has(this.#entryOf(instance)?.kind));
-    const fitting = { all, sure: partOf(all, isSure) };
-    known.set(key, fitting);
-    return fitting;
+  #ofKinds(instances: readonly PooledInstance[], kinds: readonly Kind[]): Fitting {
+    const known = getOrAdd(this.#fitting, instances, () => new Map<string, Fitting>());
+    return getOrAdd(known, kinds.map(({ id }) => id).join(), () => {
+      const ofKind = new Set<Kind | undefined>(kinds);
+      const all = partOf(instances, (one) => ofKind.has(this.#entryOf(one)?.kind));
+      return { all, sure: partOf(all, (one) => this.#entryOf(one)?.isUnsure !== true) };
+    });
   }
 
   #suspect(entry: Entry): void {

@@ -35,8 +35,8 @@ export function createCommand<File extends z.ZodObject, Flags extends z.ZodObjec
     .allowExcessArguments(false);
   const [settings, flags] = [settingsIn(program.file), settingsIn(program.flags)];
   const headings = [...settings, ...flags].map(({ heading }) => heading);
-  const places = [...flags, ...settings].map((one) => ({ one, at: headings.indexOf(one.heading) }));
-  for (const { one } of places.sort((a, b) => a.at - b.at))
+  const placeOf = ({ heading }: Setting) => headings.indexOf(heading);
+  for (const one of [...flags, ...settings].sort((a, b) => placeOf(a) - placeOf(b)))
     if (one.flag !== undefined) command.addOption(optionOf(one.flag, one));
   return command;
 }
@@ -117,6 +117,6 @@ export function merged<Under extends object, Over extends object>(
   return all as Under & Over;
 }
 
-function isPlain(value: unknown): value is object {
+export function isPlain(value: unknown): value is object {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }

@@ -1,5 +1,6 @@
 import { isDeepStrictEqual } from "node:util";
 import type { JsonLog, LogLevel } from "../telemetry/json-log.js";
+import { isPlain } from "./command-line.js";
 
 /** What a command line and its file say. */
 interface ProgramOptions {
@@ -80,11 +81,8 @@ function changedNames(before: object, after: object, prefix: string): string[] {
   return [...new Set([...Object.keys(before), ...Object.keys(after)])].flatMap((name) => {
     const [old, now] = [members(before)[name], members(after)[name]];
     if (isDeepStrictEqual(old, now)) return [];
-    return isGroup(old) && isGroup(now)
+    return isPlain(old) && isPlain(now)
       ? changedNames(old, now, `${prefix}${name}.`)
       : [prefix + name];
   });
 }
-
-const isGroup = (value: unknown): value is object =>
-  typeof value === "object" && value !== null && !Array.isArray(value);

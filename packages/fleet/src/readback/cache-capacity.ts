@@ -12,6 +12,12 @@ const TIMEOUT_MS = 3000;
 const MAX_METRICS_BYTES = 4 * 1024 * 1024;
 const ASK_AGAIN_MS = 30_000;
 
+interface CapacityOptions {
+  readonly upstream: Upstream;
+  readonly clock: Clock;
+  readonly log: Log;
+}
+
 interface Reading {
   engineId: string | undefined;
   readonly atMs: number;
@@ -20,10 +26,10 @@ interface Reading {
 
 /** Sizes of instances' caches, from `vllm:cache_config_info`, read once per engine. */
 export class CacheCapacities {
-  readonly #options: { readonly upstream: Upstream; readonly clock: Clock; readonly log: Log };
+  readonly #options: CapacityOptions;
   readonly #readings = new WeakMap<Instance, Reading>();
 
-  constructor(options: { readonly upstream: Upstream; readonly clock: Clock; readonly log: Log }) {
+  constructor(options: CapacityOptions) {
     this.#options = options;
   }
 

@@ -1,4 +1,5 @@
 import type { Clock } from "@kv/interface";
+import { getOrAdd } from "../get-or-add.js";
 import type { KvObject } from "./kv-object.js";
 
 /** A D's object and its keys. */
@@ -57,17 +58,15 @@ const MAX_LENGTHS = 1024;
  * longest is released. All methods are synchronous, so claims in one process cannot race.
  */
 export class KeptObjects {
-  readonly #clock: Clock;
-  readonly #ttlMs: number;
+  readonly #options: { readonly clock: Clock; readonly ttlMs: number };
   readonly #entries = new Map<string, Entry>();
   readonly #byDigest = new Map<string, Set<Entry>>();
   readonly #lengths = new Map<string, Map<number, number>>();
   readonly #servers = new Map<string, PinnedBlocks>();
 
   /** D surely holds an object for `ttlMs`. */
-  constructor({ clock, ttlMs }: { readonly clock: Clock; readonly ttlMs: number }) {
-    this.#clock = clock;
-    this.#ttlMs = ttlMs;
+  constructor(options: { readonly clock: Clock; readonly ttlMs: number }) {
+    this.#options = options;
   }
 
   /**
@@ -81,13 +80,12 @@ export class KeptObjects {
       this.ended(object);
       return { kept: false, release: [], expired };
     }
-    for (const { object: other } of this.#entries.values())
-      if (
-        other.server === object.server &&
-        (other.engineId !== object.engineId || other.generation < object.generation)
-      )
+    const here = [...this.#entries.values()].filter((one) => one.object.server === object.server);
+    for (const { object: other } of here)
+      if (other.engineId !== object.engineId || other.generation < object.generation)
         this.ended(other);
-    const entry: Entry = { object, expiresAtMs: this.#clock.now() + this.#ttlMs, state: "kept" };
+    const { clock, ttlMs } = this.#options;
+    const entry: Entry = { object, expiresAtMs: clock.now() + ttlMs, state: "kept" };
     const pins = this.#pinsOf(object.server);
     pins.budget = budget;
     const release: KeptObject[] = [];
@@ -101,7 +99,7 @@ export class KeptObjects {
     const kept = fits();
     if (!kept) entry.state = "releasing";
     this.#entries.set(keyOf(object), entry);
-    pins[entry.state].add(object);
+    pins[entry.state].add(object, 1);
     if (kept) this.#index(entry);
     return { kept, release, expired };
   }
@@ -136,7 +134,7 @@ export class KeptObjects {
   #first(digests: readonly string[]): Entry | undefined {
     for (const digest of digests) {
       const [entry] = this.#byDigest.get(digest) ?? [];
-      if (entry !== undefined && entry.expiresAtMs > this.#clock.now()) return entry;
+      if (entry !== undefined && entry.expiresAtMs > this.#options.clock.now()) return entry;
     }
     return undefined;
   }
@@ -159,7 +157,7 @@ export class KeptObjects {
     this.#entries.delete(keyOf(object));
     const { server } = entry.object;
     const pins = this.#pinsOf(server);
-    pins[entry.state].remove(entry.object);
+    pins[entry.state].add(entry.object, -1);
     if (pins.sum("objects") === 0) this.#servers.delete(server);
   }
 
@@ -180,7 +178,7 @@ export class KeptObjects {
   }
 
   #expire(): readonly KeptObject[] {
-    const nowMs = this.#clock.now();
+    const nowMs = this.#options.clock.now();
     const expired: KeptObject[] = [];
     for (const entry of this.#entries.values()) {
       if (entry.expiresAtMs > nowMs) break;
@@ -193,8 +191,8 @@ export class KeptObjects {
 
   #move(entry: Entry, state: State): void {
     const pins = this.#pinsOf(entry.object.server);
-    pins[entry.state].remove(entry.object);
-    pins[state].add(entry.object);
+    pins[entry.state].add(entry.object, -1);
+    pins[state].add(entry.object, 1);
     if (entry.state === "kept") this.#unindex(entry);
     entry.state = state;
     if (state === "kept") this.#index(entry);
@@ -202,10 +200,12 @@ export class KeptObjects {
 
   #index(entry: Entry): void {
     const { digest, chunk, tokens } = entry.object;
-    const same = this.#byDigest.get(digest) ?? new Set();
-    this.#byDigest.set(digest, same.add(entry));
-    const lengths = this.#lengths.get(chunk) ?? new Map<number, number>();
-    this.#lengths.set(chunk, lengths.set(tokens, (lengths.get(tokens) ?? 0) + 1));
+    getOrAdd(this.#byDigest, digest, () => new Set()).add(entry);
+    addTo(
+      getOrAdd(this.#lengths, chunk, () => new Map()),
+      tokens,
+      1,
+    );
   }
 
   #unindex(entry: Entry): void {
@@ -214,19 +214,11 @@ export class KeptObjects {
     if (same?.delete(entry) !== true) return;
     if (same.size === 0) this.#byDigest.delete(digest);
     const lengths = this.#lengths.get(chunk);
-    const left = (lengths?.get(tokens) ?? 1) - 1;
-    if (left > 0) lengths?.set(tokens, left);
-    else lengths?.delete(tokens);
-    if (lengths?.size === 0) this.#lengths.delete(chunk);
+    if (lengths && addTo(lengths, tokens, -1).size === 0) this.#lengths.delete(chunk);
   }
 
   #pinsOf(server: string): PinnedBlocks {
-    let pins = this.#servers.get(server);
-    if (pins === undefined) {
-      pins = new PinnedBlocks();
-      this.#servers.set(server, pins);
-    }
-    return pins;
+    return getOrAdd(this.#servers, server, () => new PinnedBlocks());
   }
 }
 
@@ -255,19 +247,18 @@ class BlockCounts {
     return this.#counts.size;
   }
 
-  add({ blocks, bytes = 0 }: KeptObject): void {
-    this.objects += 1;
-    this.bytes += bytes;
-    for (const block of blocks) this.#counts.set(block, (this.#counts.get(block) ?? 0) + 1);
+  /** `times`: -1 takes it away. */
+  add({ blocks, bytes = 0 }: KeptObject, times: 1 | -1): void {
+    this.objects += times;
+    this.bytes += times * bytes;
+    for (const block of blocks) addTo(this.#counts, block, times);
   }
+}
 
-  remove({ blocks, bytes = 0 }: KeptObject): void {
-    this.objects -= 1;
-    this.bytes -= bytes;
-    for (const block of blocks) {
-      const left = (this.#counts.get(block) ?? 1) - 1;
-      if (left > 0) this.#counts.set(block, left);
-      else this.#counts.delete(block);
-    }
-  }
+/** Keeps only numbers whose count is above 0. */
+function addTo(counts: Map<number, number>, number: number, by: 1 | -1): Map<number, number> {
+  const count = (counts.get(number) ?? 0) + by;
+  if (count === 0) counts.delete(number);
+  else counts.set(number, count);
+  return counts;
 }

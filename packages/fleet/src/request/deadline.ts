@@ -1,61 +1,12 @@
 import { type Clock, KvError, type Timer } from "@kv/interface";
 
-const nothing = () => {};
-
-/** Creates an `AbortSignal` only when `signal` is read, which few legs do. */
-export class LazyAbort {
-  #reason: KvError | undefined = undefined;
-  #controller: AbortController | undefined = undefined;
-  #listeners: Set<() => void> | undefined = undefined;
-
-  get aborted(): boolean {
-    return this.#reason !== undefined;
-  }
-
-  /** Undefined until the abort. */
-  get reason(): KvError | undefined {
-    return this.#reason;
-  }
-
-  /** Its reason is `reason`. */
-  get signal(): AbortSignal {
-    if (this.#controller === undefined) {
-      this.#controller = new AbortController();
-      if (this.#reason !== undefined) this.#controller.abort(this.#reason);
-    }
-    return this.#controller.signal;
-  }
-
-  /**
-   * Calls `listener` once, at the abort or at once after it. Returns a function that removes it.
-   */
-  onAbort(listener: () => void): () => void {
-    if (this.#reason !== undefined) {
-      listener();
-      return nothing;
-    }
-    this.#listeners ??= new Set();
-    this.#listeners.add(listener);
-    return () => void this.#listeners?.delete(listener);
-  }
-
-  /** The first reason stays. */
-  abort(reason: KvError): void {
-    if (this.#reason !== undefined) return;
-    this.#reason = reason;
-    this.#controller?.abort(reason);
-    const listeners = this.#listeners ?? [];
-    this.#listeners = undefined;
-    for (const listener of listeners) listener();
-  }
-}
-
+/** Options of `Deadline`. */
 export interface DeadlineOptions {
   readonly clock: Clock;
-  /** Time limit of the whole request, in milliseconds; none by default. */
+  /** Time limit of the whole request, in milliseconds. @default Number.POSITIVE_INFINITY */
   readonly requestMs?: number | undefined;
   /** Its abort aborts this deadline. */
-  readonly parent?: LazyAbort | undefined;
+  readonly parent?: Deadline | undefined;
 }
 
 /**
@@ -66,8 +17,11 @@ const MAX_TIMER_MS = 30_000;
 
 /**
  * Limits the time of a request and of its present phase. It aborts when one expires, or by `abort`.
+ * An `AbortSignal` would cost each leg more.
  */
-export class Deadline extends LazyAbort {
+export class Deadline {
+  #reason: KvError | undefined;
+  readonly #listeners = new Set<(reason: KvError) => void>();
   readonly #clock: Clock;
   readonly #requestMs: number;
   readonly #requestEndsAtMs: number;
@@ -75,20 +29,35 @@ export class Deadline extends LazyAbort {
   #phase = "";
   #phaseMs = 0;
   #phaseEndsAtMs = Number.POSITIVE_INFINITY;
-  #timer: Timer | undefined = undefined;
+  #timer: Timer | undefined;
   #timerAtMs = Number.POSITIVE_INFINITY;
   #closed = false;
 
   constructor({ clock, requestMs = Number.POSITIVE_INFINITY, parent }: DeadlineOptions) {
-    super();
     this.#clock = clock;
     this.#requestMs = requestMs;
     const nowMs = clock.now();
     this.#requestEndsAtMs = nowMs + requestMs;
-    this.#leaveParent = parent?.onAbort(() => {
-      if (parent.reason !== undefined) this.abort(parent.reason);
-    });
+    this.#leaveParent = parent?.onAbort((reason) => this.abort(reason));
     this.#setTimer(this.#requestEndsAtMs, nowMs);
+  }
+
+  get aborted(): boolean {
+    return this.#reason !== undefined;
+  }
+
+  /** Undefined until the abort. */
+  get reason(): KvError | undefined {
+    return this.#reason;
+  }
+
+  /**
+   * Calls `listener` once, at the abort or at once after it. Returns a function that removes it.
+   */
+  onAbort(listener: (reason: KvError) => void): () => void {
+    if (this.#reason !== undefined) listener(this.#reason);
+    else this.#listeners.add(listener);
+    return () => void this.#listeners.delete(listener);
   }
 
   /** `phase` names it in the error. */
@@ -107,9 +76,14 @@ export class Deadline extends LazyAbort {
     if (this.#requestEndsAtMs === Number.POSITIVE_INFINITY) this.#cancelTimer();
   }
 
-  override abort(reason: KvError): void {
+  /** The first reason stays. */
+  abort(reason: KvError): void {
     this.close();
-    super.abort(reason);
+    if (this.#reason !== undefined) return;
+    this.#reason = reason;
+    const listeners = [...this.#listeners];
+    this.#listeners.clear();
+    for (const listener of listeners) listener(reason);
   }
 
   /** Has its own phases, and aborts with this one at the latest. */

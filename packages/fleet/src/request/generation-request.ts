@@ -13,18 +13,17 @@ export type Endpoint =
 /** The part of a client's request that routing strategies read. */
 export interface RoutedRequest {
   /** The body's top-level members. A long list of token ids in `prompt` is an `Int32Array`. */
-  readonly fields: Readonly<Record<string, unknown>>;
+  readonly fields: Fields;
   /** The prompt's token ids as an instance rendered them. A prompt of token ids needs none. */
   readonly tokenIds?: ArrayLike<number> | undefined;
 }
 
 /** A client's request for generated text, parsed as far as a split needs. */
-export interface GenerationRequest {
+export interface GenerationRequest extends RoutedRequest {
   readonly endpoint: Endpoint;
   /** As the client wrote it, without the members of `long`. */
   readonly text: string;
   readonly long: readonly LongMember[];
-  readonly fields: Readonly<Record<string, unknown>>;
   /** Its answer tells of the prompt, which one instance computes and answers alone. */
   readonly asksAboutPrompt: boolean;
   tokenIds?: ArrayLike<number> | undefined;
@@ -113,7 +112,6 @@ function requestOf(
     fields,
     asksAboutPrompt: asksAboutPrompt(endpoint, fields),
     disaggregationLimit: disaggregationLimit(endpoint, fields),
-    tokenIds: undefined,
   };
 }
 
@@ -136,6 +134,7 @@ export function unsaltedIds(request: RoutedRequest | undefined): ArrayLike<numbe
   return promptIds(request);
 }
 
+/** The body as the client wrote it. */
 export function bodyOf({ text, long }: GenerationRequest): RequestBody {
   return withLongMembers(text, long);
 }
@@ -215,14 +214,13 @@ function asksAboutPrompt(endpoint: Endpoint, fields: Fields): boolean {
  * @throws `KV_REQUEST_INVALID`.
  */
 function validateBody(fields: Fields): void {
-  const smallest = fields.echo === true ? 0 : 1;
-  const atLeast = new Map<string, number>(LENGTH_LIMITS.map((param) => [param, smallest]));
-  atLeast.set("n", 1);
-  checkEach(fields, [...atLeast.keys(), "min_tokens"], Number.isSafeInteger, "a whole number");
+  const least = fields.echo === true ? 0 : 1;
+  const counts = [...LENGTH_LIMITS, "n", "min_tokens"];
+  checkEach(fields, counts, Number.isSafeInteger, "a whole number");
   // vLLM would also accept 1 and "yes" for true.
   checkEach(fields, BOOLEANS, (value) => typeof value === "boolean", "true or false");
-  for (const [param, least] of atLeast)
-    checkEach(fields, [param], (value) => Number(value) >= least, `at least ${least}`);
+  checkEach(fields, LENGTH_LIMITS, (value) => Number(value) >= least, `at least ${least}`);
+  checkEach(fields, ["n"], (value) => Number(value) >= 1, "at least 1");
   const limit = fields.max_completion_tokens ?? fields.max_tokens;
   const minTokens = fields.min_tokens;
   if (
@@ -252,18 +250,18 @@ function checkEach(
 
 function checkStreaming(fields: Fields): void {
   const { stream, stream_options: options } = fields;
-  if (options != null) {
-    if (typeof options !== "object" || Array.isArray(options))
-      refuse("stream_options", "must be an object");
-    if (stream !== true && Object.keys(options).length > 0)
+  if (options != null && (typeof options !== "object" || Array.isArray(options)))
+    refuse("stream_options", "must be an object");
+  if (stream !== true) {
+    if (Object.keys(options ?? {}).length > 0)
       refuse("stream_options", "is only allowed with stream: true");
+    return;
   }
-  if (stream !== true) return;
   const { prompt_logprobs: promptLogprobs } = fields;
+  const withoutStream = "is not available with stream: true";
   if (typeof promptLogprobs === "number" && promptLogprobs !== 0)
-    refuse("prompt_logprobs", "is not available with stream: true");
-  if (fields.use_beam_search === true)
-    refuse("use_beam_search", "is not available with stream: true");
+    refuse("prompt_logprobs", withoutStream);
+  if (fields.use_beam_search === true) refuse("use_beam_search", withoutStream);
 }
 
 function refuse(param: string, problem: string): never {

@@ -1,4 +1,5 @@
-import { type Clock, KvError, type Random } from "@kv/interface";
+import { KvError, type Random } from "@kv/interface";
+import { getOrAdd } from "../get-or-add.js";
 import {
   type Instance,
   type InstanceId,
@@ -28,11 +29,13 @@ export interface InstancePoolOptions extends PooledInstanceOptions {
   readonly pairing?: Pairing | undefined;
 }
 
+/** The instances of both roles. */
+export type InstancePools = Readonly<Record<Role, InstancePool>>;
+
 /** The instances of one role. */
 export class InstancePool {
   readonly role: Role;
   #routing: Routing;
-  readonly #clock: Clock;
   readonly #options: InstancePoolOptions;
   #instances: readonly PooledInstance[] = [];
   readonly #byName = new Map<string, PooledInstance>();
@@ -44,10 +47,8 @@ export class InstancePool {
 
   /** @throws `KV_CONFIG_INVALID` for an instance that is named twice. */
   constructor(options: InstancePoolOptions) {
-    const { role, routing, clock } = options;
-    this.role = role;
-    this.#routing = routing;
-    this.#clock = clock;
+    this.role = options.role;
+    this.#routing = options.routing;
     this.#options = options;
     for (const spec of options.instances) this.add(spec);
   }
@@ -87,10 +88,10 @@ export class InstancePool {
     if (candidates.length === 0) return undefined;
     const preferred = this.role === "prefill" ? context.preferredPrefill : context.preferredDecode;
     if (named !== undefined) return candidates.find((one) => one === preferred) ?? candidates[0];
-    const isCandidate = (one: Instance | undefined): one is PooledInstance =>
-      one !== undefined && this.#byLoad.has(candidates, one);
-    const chosen = isCandidate(preferred) ? preferred : this.#routing.choose(candidates, context);
-    return isCandidate(chosen) ? chosen : undefined;
+    const candidateOf = (one: Instance | undefined) =>
+      candidates.includes(one as PooledInstance) ? (one as PooledInstance) : undefined;
+    const taken = preferred && candidateOf(preferred);
+    return taken ?? candidateOf(this.#routing.choose(candidates, context));
   }
 
   fewestInFlight(): number | undefined {
@@ -107,8 +108,8 @@ export class InstancePool {
     excluding: ReadonlySet<Instance>,
     partners: readonly Instance[],
   ): readonly PooledInstance[] {
-    const { pairing } = this.#options;
-    const nowMs = this.#clock.now();
+    const { pairing, clock } = this.#options;
+    const nowMs = clock.now();
     const found: PooledInstance[] = [];
     for (const one of this.#byLoad.inOrder(this.#instances)) {
       const instance = one as PooledInstance;
@@ -212,7 +213,7 @@ export class InstancePool {
    * @throws `KV_PROXY_NO_INSTANCE` for an instance that is not in the pool.
    */
   async drain(id: InstanceId): Promise<void> {
-    await this.#emptied(id);
+    await this.#drained(id);
   }
 
   /**
@@ -221,7 +222,7 @@ export class InstancePool {
    * @throws `KV_PROXY_NO_INSTANCE` for an instance that is not in the pool.
    */
   async remove(id: InstanceId): Promise<void> {
-    const removed = await this.#emptied(id);
+    const removed = await this.#drained(id);
     // An instance that was added again meanwhile stays.
     if (!removed.draining) return;
     this.#instances = this.#instances.filter((instance) => instance !== removed);
@@ -229,19 +230,14 @@ export class InstancePool {
     this.#instancesChanged();
   }
 
-  async #emptied(id: InstanceId): Promise<PooledInstance> {
-    const draining = this.#beginDraining(id);
-    await Promise.all([draining.idle(), this.#options.leaving?.(draining)]);
-    return draining;
-  }
-
   #instancesChanged(): void {
     this.#known = new WeakMap();
+    this.#byLoad.instancesChanged(this.#instances);
     this.#routing.instancesChanged?.(this.#instances);
     this.#options.pairing?.instancesChanged(this.role, this.#instances);
   }
 
-  #beginDraining(id: InstanceId): PooledInstance {
+  async #drained(id: InstanceId): Promise<PooledInstance> {
     const found = this.find(id);
     if (found === undefined) {
       throw new KvError(
@@ -254,6 +250,7 @@ export class InstancePool {
       );
     }
     found.drain(true);
+    await Promise.all([found.idle(), this.#options.leaving?.(found)]);
     return found;
   }
 
@@ -279,7 +276,7 @@ export class InstancePool {
     instances: readonly PooledInstance[],
     excluding: ReadonlySet<Instance>,
   ): readonly PooledInstance[] {
-    const nowMs = this.#clock.now();
+    const nowMs = this.#options.clock.now();
     let known = this.#known.get(instances);
     if (known === undefined || nowMs >= known.untilMs) {
       known = new KnownList(instances, nowMs);
@@ -318,13 +315,8 @@ class KnownList {
   without(list: readonly PooledInstance[], out: ReadonlySet<Instance>): readonly PooledInstance[] {
     if (out.size === 0) return list;
     const key = [list === this.available, ...Array.from(out, instanceName)].join(" ");
-    let part = this.#parts.get(key);
-    if (part === undefined) {
-      part = partOf(list, (one) => !out.has(one));
-      if (this.#parts.size >= MAX_PARTS) this.#parts.clear();
-      this.#parts.set(key, part);
-    }
-    return part;
+    if (this.#parts.size > MAX_PARTS) this.#parts.clear();
+    return getOrAdd(this.#parts, key, () => partOf(list, (one) => !out.has(one)));
   }
 }
 

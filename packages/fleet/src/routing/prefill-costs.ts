@@ -27,10 +27,10 @@ const [FETCH_WEIGHT, FETCH_FADES] = [0.5, 0.95];
 /** Costs of prompts at prefill instances: moving averages of ended legs. */
 export class PrefillCosts {
   #charactersPerToken = 4;
-  #msPerLeg: number | undefined = undefined;
+  #msPerLeg: number | undefined;
   readonly #fit = new LineFit();
-  #readMsPerToken: number | undefined = undefined;
-  #fetchMsPerToken: number | undefined = undefined;
+  #readMsPerToken: number | undefined;
+  #fetchMsPerToken: number | undefined;
 
   /** 4 before the first measurement. */
   get charactersPerToken(): number {
@@ -144,7 +144,7 @@ function average(before: number | undefined, value: number, weight = WEIGHT): nu
 }
 
 class LineFit {
-  #x: number | undefined = undefined;
+  #x: number | undefined;
   #y = 0;
   #varianceX = 0;
   #covariance = 0;

@@ -1,4 +1,5 @@
 import { createHash } from "node:crypto";
+import { getOrAdd } from "../get-or-add.js";
 import type { Instance, KvEventStatus } from "../instances/instance.js";
 import type { CachedPrefixes } from "../kv-events/kv-event-subscriber.js";
 import { unsaltedIds, writtenIds } from "../request/generation-request.js";
@@ -100,6 +101,7 @@ class PrefixAware implements Routing {
     const left = new Set(instances);
     const gone = this.#known.filter((instance) => !left.has(instance));
     this.#known = instances;
+    this.#byLoad.instancesChanged(instances);
     for (const instance of gone) this.#silent.delete(instance);
     if (gone.length > 0) this.#remembered.forget(gone);
     this.#cached?.follow(instances);
@@ -133,13 +135,6 @@ class PrefixAware implements Routing {
       const score = cached.matchedTokens(instance, ids) ?? 0;
       if (score > (best?.score ?? 0)) best = { instance, score };
     };
-    if (cached.holders === undefined) {
-      for (const one of this.#byLoad.inOrder(candidates)) {
-        if (one.inFlight > most) break;
-        ask(one);
-      }
-      return best;
-    }
     let asked = 0;
     for (const { instances, tokens } of cached.holders(ids)) {
       if ((best?.score ?? 0) >= tokens || asked >= MAX_ASKED) break;
@@ -229,12 +224,8 @@ class RememberedPrefixes {
 
   #keysOf({ request }: RoutingContext): readonly string[] {
     if (request === undefined) return [];
-    let keys = this.#keys.get(request.fields);
-    if (keys === undefined) {
-      keys = prefixKeys(request.fields, this.#chunkLength);
-      this.#keys.set(request.fields, keys);
-    }
-    return keys;
+    const { fields } = request;
+    return getOrAdd(this.#keys, fields, () => prefixKeys(fields, this.#chunkLength));
   }
 }
 

@@ -34,6 +34,30 @@ test("sessionAffinity moves a session only when its instance is removed", () => 
   expect(routing.choose(all, asking({ user: "s1" }))?.url).toBe(before[1]);
 });
 
+test("sessionAffinity places the instances once, also when each request leaves another one out", () => {
+  let reads = 0;
+  const counted = (url: string): Instance => ({
+    ...instance(url),
+    get url() {
+      reads += 1;
+      return url;
+    },
+  });
+  const all = Array.from({ length: 100 }, (_, at) => counted(`i${at}`));
+  const routing = sessionAffinity();
+  routing.instancesChanged?.(all);
+  for (let at = 0; at < 50; at += 1) {
+    const context = asking({ user: `u${at}` });
+    const first = routing.choose(all, context);
+    const second = routing.choose(
+      all.filter((one) => one !== first),
+      context,
+    );
+    expect(second === undefined || second === first).toBe(false);
+  }
+  expect(reads).toBe(all.length);
+});
+
 test("prefixAware sends a prompt where its prefix went before, unless that instance is much busier", () => {
   const routing = prefixAware({ chunkLength: 4, maxImbalance: 2 });
   const [a, b] = [instance("a"), instance("b")];
@@ -56,6 +80,7 @@ test("prefixAware hashes no prompt of token ids once the instances that were sil
   const reporting = new Set<string>();
   const cached = {
     matchedTokens: ({ url }: Instance) => (reporting.has(url) ? 0 : undefined),
+    holders: () => [],
     follow() {},
     close() {},
   };
@@ -91,7 +116,9 @@ test("prefixAware hashes no prompt of token ids once the instances that were sil
 });
 
 test("prefixAware uses the instances' KV events for prompts of token ids", () => {
-  const index = new BlockIndex(new BlockTree(), instance("b"));
+  const all = [instance("a"), instance("b"), instance("c")];
+  const tree = new BlockTree();
+  const index = new BlockIndex(tree, all[1] ?? instance("b"));
   const group = { index: 0, needs: "all" } as const;
   void [
     ...index.stored({
@@ -105,11 +132,11 @@ test("prefixAware uses the instances' KV events for prompts of token ids", () =>
   const cached = {
     matchedTokens: (one: Instance, tokens: readonly number[]) =>
       one.url === "b" ? index.matchedTokens(tokens) : 0,
+    holders: (tokens: ArrayLike<number>) => tree.holders(tokens),
     follow() {},
     close() {},
   };
   const routing = prefixAware({ cached });
-  const all = [instance("a"), instance("b"), instance("c")];
   for (let round = 0; round < 4; round += 1) {
     expect(routing.choose(all, asking({ prompt: [1, 2, 9, 9] }))?.url).toBe("b");
   }

@@ -1,3 +1,4 @@
+import { getOrAdd } from "../get-or-add.js";
 import type { Instance, KvEventStatus } from "../instances/instance.js";
 import type { PooledInstance } from "../instances/pooled-instance.js";
 import type { Holders } from "../kv-events/block-tree.js";
@@ -43,64 +44,75 @@ export interface Routing {
 
 /** Takes each instance in turn. Turns stay even while instances are left out. */
 export function roundRobin(): Routing {
-  const byTurn = new LeastLoaded(() => 0);
-  return { name: "round-robin", choose: (candidates) => byTurn.choose(candidates) };
+  return new LeastLoaded("round-robin", () => 0);
 }
 
 /** Takes the instance with the fewest requests in flight; equals take turns. */
 export function leastLoad(): Routing {
-  const byLoad = new LeastLoaded();
-  return {
-    name: "least-load",
-    choose: (candidates) => byLoad.choose(candidates),
-    loadChanged: (instance) => byLoad.loadChanged(instance),
-  };
+  return new LeastLoaded();
 }
 
-const FORGOTTEN_AFTER = 1000;
-const MAX_ORDERS = 16;
 const LOOKED_AT = 64;
 
+/** In a circular list of one load. Without an instance, its begin. */
+class Place {
+  before: Place = this;
+  after: Place = this;
+  load = 0;
+  turn = 0;
+
+  constructor(readonly instance?: Instance) {}
+}
+
 /**
- * Finds the instances with the fewest requests in flight; of equals, the one chosen longest ago.
- * `loadChanged` keeps lists in order, so that a choice costs the same with any number of instances.
+ * Finds the instances with the fewest requests in flight; of equals, the one whose load changed or
+ * that was chosen longest ago. `loadChanged` keeps them in order, so that a choice costs the same
+ * with any number of instances.
  */
-export class LeastLoaded {
-  readonly #loadOf: LoadOf;
-  readonly #chosenAt = new WeakMap<Instance, number>();
-  readonly #orders = new Map<readonly Instance[], LoadOrder>();
-  /** Without `loadChanged`, no list can be kept in order. */
+export class LeastLoaded implements Routing {
+  readonly name: string;
+  readonly #loadOf: (instance: Instance) => number;
+  /** Without `loadChanged`, all loads are compared at each choice. */
   #isTold: boolean;
+  /** The begin of each list. A `Set` would be slower, since its iterators pass what has left. */
+  readonly #byLoad: Place[] = [];
+  #lowest = 0;
+  readonly #places = new Map<Instance, Place>();
+  readonly #members = new WeakMap<readonly Instance[], ReadonlySet<Instance>>();
+  #changed: readonly Instance[] | undefined;
   #turn = 0;
-  #uses = 0;
 
   /** `constant`: loads that never change. */
-  constructor(constant?: LoadOf) {
+  constructor(name = "least-load", constant?: (instance: Instance) => number) {
+    this.name = name;
     this.#isTold = constant !== undefined;
     this.#loadOf = constant ?? (({ inFlight }) => inFlight);
   }
 
   choose(candidates: readonly Instance[]): Instance | undefined {
-    const chosen = this.#orderOf(candidates).first;
+    const [chosen] = this.inOrder(candidates);
     if (chosen !== undefined) this.chosen(chosen);
     return chosen;
   }
 
   chosen(instance: Instance): void {
-    this.#chosenAt.set(instance, ++this.#turn);
-    for (const order of this.#orders.values()) order.moved(instance);
+    const place = this.#places.get(instance);
+    if (place !== undefined) this.#append(place, place.load);
   }
 
   fewest(candidates: readonly Instance[]): number {
-    return this.#orderOf(candidates).first?.inFlight ?? Number.POSITIVE_INFINITY;
+    const [first] = this.inOrder(candidates);
+    return first?.inFlight ?? Number.POSITIVE_INFINITY;
   }
 
-  inOrder(candidates: readonly Instance[]): Iterable<Instance> {
-    return this.#orderOf(candidates);
-  }
-
-  has(candidates: readonly Instance[], instance: Instance): boolean {
-    return this.#orderOf(candidates).has(instance);
+  *inOrder(candidates: readonly Instance[]): Generator<Instance> {
+    const members = this.#membersOf(candidates);
+    for (let load = this.#lowest; load < this.#byLoad.length; load += 1) {
+      let place = this.#byLoad[load]?.after;
+      if (place?.instance === undefined && load === this.#lowest) this.#lowest += 1;
+      for (; place?.instance !== undefined; place = place.after)
+        if (members.has(place.instance)) yield place.instance;
+    }
   }
 
   /**
@@ -113,122 +125,87 @@ export class LeastLoaded {
     most: number,
     count: number,
   ): Instance[] {
-    const order = this.#orderOf(candidates);
     const found: Instance[] = [];
-    if (holders.size > LOOKED_AT) {
-      let looked = 0;
-      for (const candidate of order) {
+    let looked = 0;
+    if (holders.size > LOOKED_AT)
+      for (const candidate of this.inOrder(candidates)) {
         if (found.length >= count || looked >= LOOKED_AT || candidate.inFlight > most) break;
         looked += 1;
         if (holders.has(candidate)) found.push(candidate);
       }
-      if (found.length > 0) return found;
-    }
-    let looked = 0;
+    if (found.length > 0) return found;
+    const members = this.#membersOf(candidates);
+    looked = 0;
     for (const holder of holders) {
       if (looked >= LOOKED_AT) break;
       looked += 1;
-      if (holder.inFlight <= most && order.has(holder)) found.push(holder);
+      if (holder.inFlight <= most && members.has(holder)) found.push(holder);
     }
-    return found.sort((one, other) => this.#compare(one, other)).slice(0, count);
+    const turnOf = (one: Instance) => this.#places.get(one)?.turn ?? 0;
+    return found
+      .sort((one, other) => one.inFlight - other.inFlight || turnOf(one) - turnOf(other))
+      .slice(0, count);
   }
 
   loadChanged(instance: Instance): void {
     this.#isTold = true;
-    for (const order of this.#orders.values()) order.loadChanged(instance);
+    this.#refresh(instance);
   }
 
-  #orderOf(candidates: readonly Instance[]): LoadOrder {
-    this.#uses += 1;
-    let order = this.#orders.get(candidates);
-    if (order === undefined) {
-      for (const [list, { usedAt }] of this.#orders)
-        if (this.#orders.size >= MAX_ORDERS || this.#uses - usedAt > FORGOTTEN_AFTER)
-          this.#orders.delete(list);
-      const sorted = [...candidates].sort((one, other) => this.#compare(one, other));
-      order = new LoadOrder(sorted, this.#loadOf);
-      if (this.#isTold) this.#orders.set(candidates, order);
+  instancesChanged(instances: readonly Instance[]): void {
+    this.#changed = instances;
+  }
+
+  /** At the next choice, since a pool begins with one change for each instance. */
+  #follow(instances: readonly Instance[]): void {
+    this.#changed = undefined;
+    const left = new Set(instances);
+    for (const [instance, place] of this.#places) {
+      if (left.has(instance)) continue;
+      this.#places.delete(instance);
+      this.#unlink(place);
     }
-    order.usedAt = this.#uses;
-    return order;
+    this.#add(left);
   }
 
-  #compare(one: Instance, other: Instance): number {
-    const byLoad = this.#loadOf(one) - this.#loadOf(other);
-    return byLoad || (this.#chosenAt.get(one) ?? 0) - (this.#chosenAt.get(other) ?? 0);
+  #membersOf(candidates: readonly Instance[]): ReadonlySet<Instance> {
+    if (this.#changed !== undefined) this.#follow(this.#changed);
+    const members = getOrAdd(this.#members, candidates, () => this.#add(new Set(candidates)));
+    if (!this.#isTold) for (const one of members) this.#refresh(one);
+    return members;
   }
-}
 
-type LoadOf = (instance: Instance) => number;
-
-/** Circular lists of instances, one for each load. A load mostly moves one list. */
-class LoadOrder implements Iterable<Instance> {
-  usedAt = 0;
-  readonly #loadOf: LoadOf;
-  readonly #places = new Map<Instance, Place>();
-  /** The begin of each list, by load. */
-  readonly #lists: Place[] = [];
-  #lowest = 0;
-
-  constructor(sorted: readonly Instance[], loadOf: LoadOf) {
-    this.#loadOf = loadOf;
-    for (const instance of sorted) {
-      const place = new Place(instance);
-      this.#places.set(instance, place);
-      this.#append(place, loadOf(instance));
+  #add(instances: ReadonlySet<Instance>): ReadonlySet<Instance> {
+    for (const one of instances) {
+      if (this.#places.has(one)) continue;
+      const place = new Place(one);
+      this.#places.set(one, place);
+      this.#append(place, this.#loadOf(one));
     }
+    return instances;
   }
 
-  get first(): Instance | undefined {
-    while (this.#lowest < this.#lists.length) {
-      const found = this.#lists[this.#lowest]?.after.instance;
-      if (found !== undefined) return found;
-      this.#lowest += 1;
-    }
-    return undefined;
-  }
-
-  has(instance: Instance): boolean {
-    return this.#places.has(instance);
-  }
-
-  *[Symbol.iterator](): Generator<Instance> {
-    for (let load = this.#lowest; load < this.#lists.length; load += 1) {
-      let place = this.#lists[load]?.after;
-      for (; place?.instance !== undefined; place = place.after) yield place.instance;
-    }
-  }
-
-  loadChanged(instance: Instance): void {
+  #refresh(instance: Instance): void {
     const place = this.#places.get(instance);
     const load = this.#loadOf(instance);
     if (place !== undefined && place.load !== load) this.#append(place, load);
   }
 
-  moved(instance: Instance): void {
-    const place = this.#places.get(instance);
-    if (place !== undefined) this.#append(place, place.load);
-  }
-
   #append(place: Place, load: number): void {
-    place.before.after = place.after;
-    place.after.before = place.before;
-    const begin = this.#lists[load] ?? new Place();
-    this.#lists[load] = begin;
+    this.#unlink(place);
+    const begin = this.#byLoad[load] ?? new Place();
+    this.#byLoad[load] = begin;
     place.load = load;
+    place.turn = ++this.#turn;
     place.before = begin.before;
     place.after = begin;
     begin.before.after = place;
     begin.before = place;
     this.#lowest = Math.min(this.#lowest, load);
   }
-}
 
-class Place {
-  before: Place = this;
-  after: Place = this;
-  load = 0;
-
-  /** Without an instance, the begin of a list. */
-  constructor(readonly instance?: Instance) {}
+  #unlink({ before, after }: Place): void {
+    before.after = after;
+    after.before = before;
+  }
 }

@@ -1,7 +1,8 @@
 import { createHash } from "node:crypto";
+import { getOrAdd } from "../get-or-add.js";
 import { type Instance, instanceName } from "../instances/instance.js";
 import { mixed } from "../kv-events/hash-table.js";
-import { leastLoad, type Routing, type RoutingContext } from "./routing.js";
+import { LeastLoaded, type Routing, type RoutingContext } from "./routing.js";
 
 /**
  * Ring points per session, of which the nearest to an instance counts. With one point, some
@@ -15,21 +16,26 @@ const PROBES = 21;
  * requests go to the least loaded instance.
  */
 export function sessionAffinity(): Routing {
-  const withoutSession = leastLoad();
+  const byLoad = new LeastLoaded();
   const rings = new WeakMap<readonly Instance[], Ring>();
+  let all: readonly Instance[] = [];
   return {
     name: "session-affinity",
     choose(candidates, context) {
       const session = sessionOf(context);
-      if (session === undefined) return withoutSession.choose(candidates, context);
-      let ring = rings.get(candidates);
-      if (ring === undefined) {
-        ring = new Ring(candidates);
-        rings.set(candidates, ring);
-      }
-      return ring.instanceOf(hashOf(session));
+      if (session === undefined) return byLoad.choose(candidates);
+      // A retry leaves an instance out. A ring for each such list would take milliseconds.
+      const placed = candidates.length < all.length ? all : candidates;
+      const ring = getOrAdd(rings, placed, () => new Ring(placed));
+      const point = hashOf(session);
+      const nearest = ring.nearest(point);
+      return candidates.includes(nearest) ? nearest : ring.nearest(point, candidates);
     },
-    loadChanged: (instance) => withoutSession.loadChanged?.(instance),
+    instancesChanged(instances) {
+      all = instances;
+      byLoad.instancesChanged(instances);
+    },
+    loadChanged: (instance) => byLoad.loadChanged(instance),
   };
 }
 
@@ -46,8 +52,11 @@ class Ring {
     this.#places = Uint32Array.from(placed, ({ place }) => place);
   }
 
-  instanceOf(session: number): Instance | undefined {
+  /** @param among Some of the ring's instances. */
+  nearest(session: number, among?: readonly Instance[]): Instance {
     const places = this.#places;
+    const instanceAt = (at: number) => this.#sorted[at % places.length] as Instance;
+    const isOut = (at: number) => among?.includes(instanceAt(at)) === false;
     let nearest = 0;
     let distance = Number.POSITIVE_INFINITY;
     for (let probe = 0; probe < PROBES; probe += 1) {
@@ -56,13 +65,13 @@ class Ring {
       let at = Math.floor((point / 2 ** 32) * places.length);
       while (at > 0 && (places[at - 1] ?? 0) >= point) at -= 1;
       while (at < places.length && (places[at] ?? 0) < point) at += 1;
-      if (at === places.length) at = 0;
-      const after = ((places[at] ?? 0) - point) >>> 0;
+      for (let passed = 0; passed < places.length && isOut(at); passed += 1) at += 1;
+      const after = ((places[at % places.length] ?? 0) - point) >>> 0;
       if (after >= distance) continue;
       distance = after;
       nearest = at;
     }
-    return this.#sorted[nearest];
+    return instanceAt(nearest);
   }
 }
 

@@ -204,7 +204,11 @@ export function parseSettings<S extends z.ZodType>(
   );
 }
 
-/** @throws `KV_CONFIG_INVALID` with the file's name. */
+/**
+ * Reads a file of JSON.
+ *
+ * @throws `KV_CONFIG_INVALID` with the file's name.
+ */
 export function readJsonFile(path: string, readFile: (path: string) => string): unknown {
   try {
     return JSON.parse(readFile(path));

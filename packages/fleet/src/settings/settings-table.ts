@@ -74,6 +74,7 @@ export function settingsIn(
   });
 }
 
+/** The schema of a value that is given, without its default. */
 export function withoutDefault(schema: z.core.$ZodType): z.core.$ZodType {
   if (schema instanceof z.ZodPipe) return withoutDefault(schema.in);
   const isWrapped =

@@ -1,8 +1,8 @@
 import { MemberList } from "@kv/http";
-import type { Clock, Metrics } from "@kv/interface";
+import type { Ambient } from "@kv/interface";
 import type { Instance } from "../instances/instance.js";
 import type { Pairing } from "../pairing/pairing.js";
-import type { InstancePool } from "../routing/instance-pool.js";
+import type { InstancePool, InstancePools } from "../routing/instance-pool.js";
 import {
   type EndedPrefill,
   type PrefillCosts,
@@ -33,11 +33,14 @@ export interface RecommendedInstances {
   readonly reason: string;
 }
 
-interface Bucket {
-  readonly beganAtMs: number;
+interface Work {
   promptTokens: number;
   cachedTokens: number;
   workMs: number;
+}
+
+interface Bucket extends Work {
+  readonly beganAtMs: number;
 }
 
 interface UnreadKv {
@@ -50,13 +53,11 @@ const BUCKETS = 30;
 /** A prefill instance's busy share at which prompts hardly wait. */
 const BUSY = 0.8;
 
-export interface SignalsOptions {
-  readonly prefillers: InstancePool;
-  readonly decoders: InstancePool;
+/** Options of `AutoscalingSignals`. */
+export interface SignalsOptions extends Ambient {
+  readonly pools: InstancePools;
   readonly pairing: Pairing | undefined;
   readonly costs: PrefillCosts;
-  readonly clock: Clock;
-  readonly metrics: Metrics;
 }
 
 /** Measures over five minutes what autoscalers need. */
@@ -78,7 +79,10 @@ export class AutoscalingSignals {
     const cachedTokens = known ?? 0;
     // A wait behind other legs was no work for this prompt.
     const estimatedMs = costs.legMs(Math.max(0, promptTokens - cachedTokens)) ?? leg.durationMs;
-    this.prefilled(promptTokens, cachedTokens, Math.min(leg.durationMs, estimatedMs));
+    const bucket = this.#bucket();
+    bucket.promptTokens += promptTokens;
+    bucket.cachedTokens += cachedTokens;
+    bucket.workMs += Math.min(leg.durationMs, estimatedMs);
     if (promptTokens > 0) metrics.count("kv_proxy_prompt_tokens_total", promptTokens);
     if (cachedTokens > 0) metrics.count("kv_proxy_cached_prompt_tokens_total", cachedTokens);
     if (expectedCachedTokens > 0)
@@ -86,17 +90,14 @@ export class AutoscalingSignals {
     return known;
   }
 
-  prefilled(promptTokens: number, cachedTokens: number, workMs: number): void {
+  #bucket(): Bucket {
     const nowMs = this.#options.clock.now();
-    let bucket = this.#buckets.at(-1);
-    if (bucket === undefined || nowMs >= bucket.beganAtMs + BUCKET_MS) {
-      bucket = { beganAtMs: nowMs, promptTokens: 0, cachedTokens: 0, workMs: 0 };
-      this.#buckets.push(bucket);
-      if (this.#buckets.length > BUCKETS) this.#buckets.shift();
-    }
-    bucket.promptTokens += promptTokens;
-    bucket.cachedTokens += cachedTokens;
-    bucket.workMs += workMs;
+    const last = this.#buckets.at(-1);
+    if (last !== undefined && nowMs < last.beganAtMs + BUCKET_MS) return last;
+    const bucket = { beganAtMs: nowMs, promptTokens: 0, cachedTokens: 0, workMs: 0 };
+    this.#buckets.push(bucket);
+    if (this.#buckets.length > BUCKETS) this.#buckets.shift();
+    return bucket;
   }
 
   /** Returns a function to call when the KV was read or never will be. */
@@ -107,31 +108,29 @@ export class AutoscalingSignals {
   }
 
   status(): SignalsStatus {
-    const { prefillers, decoders } = this.#options;
+    const { prefill, decode } = this.#options.pools;
     const loads = (pool: InstancePool) =>
       pool.list().map((one) => ({ inFlight: one.inFlight, available: one.available() }));
-    return signalsOf([this.measured()], loads(prefillers), loads(decoders));
+    return signalsOf([this.measured()], loads(prefill), loads(decode));
   }
 
   measured(): MeasuredSignals {
     const nowMs = this.#options.clock.now();
     const recent = this.#buckets.filter(({ beganAtMs }) => beganAtMs > nowMs - BUCKETS * BUCKET_MS);
-    const sum = (name: "promptTokens" | "cachedTokens" | "workMs") =>
-      recent.reduce((all, bucket) => all + bucket[name], 0);
-    const unread = { count: 0, countWithBytes: 0, bytes: 0, oldestMs: 0 };
-    for (const { bytes, readyAtMs } of this.#unread.values()) {
-      unread.count += 1;
-      unread.oldestMs = Math.max(unread.oldestMs, nowMs - readyAtMs);
-      if (bytes === undefined) continue;
-      unread.countWithBytes += 1;
-      unread.bytes += bytes;
-    }
+    const sum = (name: keyof Work) => total(recent.map((bucket) => bucket[name]));
+    const unread = [...this.#unread.values()];
+    const bytes = unread.map((one) => one.bytes).filter((one) => one !== undefined);
     return {
       promptTokens: sum("promptTokens"),
       cachedTokens: sum("cachedTokens"),
       workMs: sum("workMs"),
       windowMs: nowMs - (recent[0]?.beganAtMs ?? nowMs),
-      unread,
+      unread: {
+        count: unread.length,
+        countWithBytes: bytes.length,
+        bytes: total(bytes),
+        oldestMs: unread.reduce((most, one) => Math.max(most, nowMs - one.readyAtMs), 0),
+      },
     };
   }
 }
@@ -140,10 +139,7 @@ export class AutoscalingSignals {
  * One process's measurements of five minutes, which add up over processes. `unread.bytes` are those
  * of `countWithBytes`.
  */
-export interface MeasuredSignals {
-  readonly promptTokens: number;
-  readonly cachedTokens: number;
-  readonly workMs: number;
+export interface MeasuredSignals extends Readonly<Work> {
   readonly windowMs: number;
   readonly unread: {
     readonly count: number;
@@ -152,6 +148,8 @@ export interface MeasuredSignals {
     readonly oldestMs: number;
   };
 }
+
+const total = (values: readonly number[]) => values.reduce((all, one) => all + one, 0);
 
 /** The load of an instance. */
 export interface InstanceLoad {
@@ -165,32 +163,24 @@ export function signalsOf(
   prefillers: readonly InstanceLoad[],
   decoders: readonly InstanceLoad[],
 ): SignalsStatus {
-  const sum = (value: (one: MeasuredSignals) => number) =>
-    measured.reduce((all, one) => all + value(one), 0);
-  const most = (value: (one: MeasuredSignals) => number) => Math.max(0, ...measured.map(value));
+  const sum = (name: keyof Work) => total(measured.map((one) => one[name]));
+  const unread = (name: keyof MeasuredSignals["unread"]) => measured.map((one) => one.unread[name]);
   const availableOf = (loads: readonly InstanceLoad[]) =>
     loads.filter(({ available }) => available).length;
-  const count = sum(({ unread }) => unread.count);
-  const promptTokens = sum((one) => one.promptTokens);
-  const availableDecoders = availableOf(decoders);
-  const decoding = decoders.reduce((all, { inFlight }) => all + inFlight, 0);
+  const [count, promptTokens] = [total(unread("count")), sum("promptTokens")];
+  const available = { prefill: availableOf(prefillers), decode: availableOf(decoders) };
+  const decoding = total(decoders.map(({ inFlight }) => inFlight));
+  const windowMs = Math.max(0, ...measured.map((one) => one.windowMs));
   return {
-    prefill_waiting: prefillers.reduce((all, { inFlight }) => all + Math.max(0, inFlight - 1), 0),
+    prefill_waiting: total(prefillers.map(({ inFlight }) => Math.max(0, inFlight - 1))),
     kv_unread: {
       count,
-      bytes:
-        count > 0 && sum(({ unread }) => unread.countWithBytes) === 0
-          ? null
-          : sum(({ unread }) => unread.bytes),
-      oldest_ms: most(({ unread }) => unread.oldestMs),
+      bytes: count > 0 && total(unread("countWithBytes")) === 0 ? null : total(unread("bytes")),
+      oldest_ms: Math.max(0, ...unread("oldestMs")),
     },
-    decode_in_flight: availableDecoders === 0 ? null : decoding / availableDecoders,
-    prefix_hit_rate: promptTokens === 0 ? null : sum((one) => one.cachedTokens) / promptTokens,
-    recommended: recommended(
-      sum((one) => one.workMs),
-      most((one) => one.windowMs),
-      { prefill: availableOf(prefillers), decode: availableDecoders },
-    ),
+    decode_in_flight: available.decode === 0 ? null : decoding / available.decode,
+    prefix_hit_rate: promptTokens === 0 ? null : sum("cachedTokens") / promptTokens,
+    recommended: recommended(sum("workMs"), windowMs, available),
   };
 }
 

@@ -22,9 +22,9 @@ export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
   readonly #chunks: Uint8Array[] = [];
   #unreadBytes = 0;
   #ended = false;
-  #failure: Error | undefined = undefined;
-  #paused: Sender | undefined = undefined;
-  #reader: { resolve(next: Next): void; reject(error: Error): void } | undefined = undefined;
+  #failure: Error | undefined;
+  #paused: Sender | undefined;
+  #reader: { resolve(next: Next): void; reject(error: Error): void } | undefined;
 
   constructor(highBytes = 256 * 1024) {
     this.#highBytes = highBytes;

@@ -1,13 +1,15 @@
 import { createServer, type Server, type ServerResponse } from "node:http";
 import type { AddressInfo, Socket } from "node:net";
+import { systemClock } from "@kv/interface";
 import { afterEach, expect, test, vi } from "vitest";
-import { ConnectionPool } from "./upstream.js";
+import { Deadline } from "../request/deadline.js";
+import { Upstream } from "./upstream.js";
 
 let instance: Instance | undefined;
-let pool: ConnectionPool | undefined;
+let opened: Upstream | undefined;
 
 afterEach(async () => {
-  await pool?.close();
+  await opened?.close();
   instance?.close();
 });
 
@@ -47,26 +49,17 @@ async function setUp(onClosed?: (origin: string) => void) {
   const server = new Instance();
   instance = server;
   const origin = await server.listen();
-  const connections = new ConnectionPool({ connectMs: 5_000, onClosed });
-  pool = connections;
-  const get = (path = "/") =>
-    new Promise<number>((resolve, reject) => {
-      let status = 0;
-      connections.dispatch(
-        origin,
-        { method: "GET", path },
-        {
-          onRequestStart: () => undefined,
-          onResponseStart: (_controller, code) => {
-            status = code;
-          },
-          onResponseData: () => undefined,
-          // undici takes the connection for idle one turn later.
-          onResponseEnd: () => setImmediate(() => setImmediate(resolve, status)),
-          onResponseError: (_controller, error) => reject(error),
-        },
-      );
-    });
+  const upstream = new Upstream({ clock: systemClock(), connectMs: 5_000, onClosed });
+  opened = upstream;
+  const get = async (path = "/") => {
+    const abort = new Deadline({ clock: systemClock() });
+    const request = { role: "prefill", url: origin, method: "GET", path, headers: {} } as const;
+    const answer = await upstream.send({ ...request, abort });
+    await answer.body.readLimited(100);
+    // undici takes the connection for idle one turn later.
+    for (let turn = 0; turn < 2; turn += 1) await new Promise(setImmediate);
+    return answer.status;
+  };
   /** `count` requests at once, none of them answered before all have come. */
   const burst = async (count: number) => {
     server.answerWhen = count;
@@ -87,7 +80,9 @@ test("requests one after another take turns on the connections that a burst has 
 test("a request that cannot be sent fails, and its connection serves the next one", async () => {
   const { server, get } = await setUp();
   await get();
-  await expect(get("/a path")).rejects.toThrow("invalid request path");
+  await expect(get("/a path")).rejects.toMatchObject({
+    cause: { message: "invalid request path" },
+  });
   await get();
   expect([...server.requests.values()]).toEqual([2]);
 });
@@ -115,9 +110,9 @@ test("closing ends the requests that wait for an answer, and later ones fail", a
   server.answerWhen = 2;
   const waiting = get();
   await vi.waitFor(() => expect(server.requests.size).toBe(1));
-  const failed = expect(waiting).rejects.toThrow("destroyed");
-  await pool?.close();
+  const failed = expect(waiting).rejects.toThrow("UND_ERR_DESTROYED");
+  await opened?.close();
   await failed;
-  await expect(get()).rejects.toThrow("destroyed");
+  await expect(get()).rejects.toThrow("UND_ERR_DESTROYED");
   expect(server.requests.size).toBe(1);
 });

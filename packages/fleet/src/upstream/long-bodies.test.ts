@@ -3,7 +3,7 @@ import { type AddressInfo, Socket } from "node:net";
 import { buffer } from "node:stream/consumers";
 import { manualClock } from "@kv/testing/manual-clock";
 import { afterEach, expect, test, vi } from "vitest";
-import { LazyAbort } from "../request/deadline.js";
+import { Deadline } from "../request/deadline.js";
 import { Upstream } from "./upstream.js";
 
 afterEach(() => void vi.restoreAllMocks());
@@ -42,7 +42,7 @@ test("long bodies leave in pieces of 64 KiB, each in a turn of the event loop of
   );
   await Promise.all(
     bodies.map(async (body) => {
-      const abort = new LazyAbort();
+      const abort = new Deadline({ clock: manualClock() });
       const sent = {
         role: "prefill",
         url,

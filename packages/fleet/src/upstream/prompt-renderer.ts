@@ -16,6 +16,8 @@ export interface PromptRendererOptions {
   readonly ambient: Ambient;
 }
 
+type Outcome = "rendered" | "remembered" | "unsupported" | "failed";
+
 /** Tokenizes the longest prompts. A request waits no longer for a better choice. */
 const TIMEOUT_MS = 2000;
 /** An instance may restart with a version that has the route. */
@@ -112,7 +114,7 @@ export class PromptRenderer {
     const { clock, random } = ambient;
     const path = `${request.endpoint}/render`;
     const deadline = new Deadline({ clock, requestMs: TIMEOUT_MS });
-    let outcome: "rendered" | "unsupported" | "failed" = "failed";
+    let outcome: Outcome = "failed";
     try {
       const answer = await upstream.send({
         role: instance.role,
@@ -150,7 +152,7 @@ export class PromptRenderer {
     }
   }
 
-  #count(outcome: "rendered" | "remembered" | "unsupported" | "failed"): void {
+  #count(outcome: Outcome): void {
     this.#options.ambient.metrics.count("kv_proxy_rendered_total", 1, { outcome });
   }
 

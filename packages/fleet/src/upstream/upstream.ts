@@ -2,9 +2,10 @@ import type { IncomingHttpHeaders, OutgoingHttpHeaders } from "node:http";
 import { Readable } from "node:stream";
 import { type Clock, KvError, YieldingQueue } from "@kv/interface";
 import { buildConnector, Client, type Dispatcher } from "undici";
+import { getOrAdd } from "../get-or-add.js";
 import type { FailureStage, Role } from "../instances/instance.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
-import { Deadline, type LazyAbort } from "../request/deadline.js";
+import { Deadline } from "../request/deadline.js";
 import type { RequestBody } from "../request/generation-request.js";
 import { BodyQueue } from "./body-queue.js";
 import { HOP_BY_HOP } from "./forwarded-headers.js";
@@ -22,7 +23,7 @@ export interface UpstreamRequest {
   readonly headers: Readonly<Record<string, string | string[]>>;
   readonly body?: RequestBody | undefined;
   /** Closes the connection when it aborts. */
-  readonly abort: LazyAbort;
+  readonly abort: Deadline;
   /** Takes no kept connection. */
   readonly fresh?: boolean | undefined;
   /** Called when the request begins to leave. Before, the instance has received nothing. */
@@ -41,21 +42,38 @@ export interface UpstreamAnswer {
 }
 
 /** Options of `Upstream`. */
-export interface UpstreamOptions extends ConnectionPoolOptions {
+export interface UpstreamOptions {
   readonly clock: Clock;
+  readonly connectMs: number;
+  /** Gets the origin of an instance that closed a kept connection. */
+  readonly onClosed?: ((origin: string) => void) | undefined;
 }
 
+const MOST_IDLE = 256;
+
 /**
- * An HTTP/1.1 client with kept connections. It limits only the time to connect; callers use
- * `abort`.
+ * An HTTP/1.1 client. It limits only the time to connect; callers use `abort`. Each kept connection
+ * has one request at a time. A request takes the one that was idle longest, so that recently needed
+ * ones stay open. undici's pool takes the first idle one: the others close after 4 s, the next burst
+ * opens them all, and each request walks past every busy one twice.
  */
 export class Upstream {
-  readonly #connections: ConnectionPool;
   readonly longBodies: LongBodies;
+  readonly #clientOptions: Client.Options;
+  readonly #onClosed: UpstreamOptions["onClosed"];
   readonly #targets = new Map<string, { origin: string; prefix: string }>();
+  readonly #connections = new Set<Client>();
+  readonly #idle = new Map<string, Client[]>();
+  #closed = false;
 
-  constructor({ clock, ...options }: UpstreamOptions) {
-    this.#connections = new ConnectionPool(options);
+  constructor({ clock, connectMs, onClosed }: UpstreamOptions) {
+    this.#clientOptions = {
+      connect: buildConnector({ timeout: connectMs }),
+      headersTimeout: 0,
+      bodyTimeout: 0,
+      maxHeaderSize: 64 * 1024,
+    };
+    this.#onClosed = onClosed;
     this.longBodies = new LongBodies(clock);
   }
 
@@ -67,15 +85,13 @@ export class Upstream {
   send(request: UpstreamRequest): Promise<UpstreamAnswer> {
     return new Promise((resolve, reject) => {
       const call = new Call(request, resolve, reject);
-      if (request.abort.aborted) {
-        call.abort();
-        return;
-      }
+      if (request.abort.aborted) return;
+      const { method, path, headers, body, fresh = false } = request;
       const { origin, prefix } = this.#target(request.url);
-      const { method, path, headers, body, fresh } = request;
-      call.listenForAbort();
-      call.isKept = this.#connections.dispatch(
-        origin,
+      const kept = fresh ? undefined : this.#idle.get(origin)?.shift();
+      const client = kept ?? this.#open(origin);
+      call.isKept = kept !== undefined;
+      client.dispatch(
         {
           path: prefix + path,
           method,
@@ -84,13 +100,16 @@ export class Upstream {
             : { headers, body: body ?? null }),
         },
         call,
-        fresh,
       );
+      // undici has refused it, and no "drain" follows.
+      if (client.stats.size === 0) this.#release(origin, client);
     });
   }
 
-  close(): Promise<void> {
-    return this.#connections.close();
+  /** Present and later requests fail. */
+  async close(): Promise<void> {
+    this.#closed = true;
+    await Promise.all([...this.#connections].map((client) => client.destroy()));
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -98,13 +117,41 @@ export class Upstream {
   }
 
   #target(url: string) {
-    let known = this.#targets.get(url);
-    if (known === undefined) {
+    return getOrAdd(this.#targets, url, () => {
       const { origin, pathname } = new URL(url);
-      known = { origin, prefix: pathname === "/" ? "" : pathname };
-      this.#targets.set(url, known);
+      return { origin, prefix: pathname === "/" ? "" : pathname };
+    });
+  }
+
+  #open(origin: string): Client {
+    const client = new Client(origin, this.#clientOptions);
+    this.#connections.add(client);
+    if (this.#closed) void client.destroy();
+    client.on("drain", () => this.#release(origin, client));
+    client.on("disconnect", (_origin, _targets, { code }) => {
+      const idle = this.#idle.get(origin) ?? [];
+      const at = idle.indexOf(client);
+      if (at !== -1) {
+        idle.splice(at, 1);
+        this.#connections.delete(client);
+        if (idle.length === 0) this.#idle.delete(origin);
+      }
+      // Other codes mean that this side closed the connection.
+      if (code === "UND_ERR_SOCKET") this.#onClosed?.(origin);
+    });
+    return client;
+  }
+
+  #release(origin: string, client: Client): void {
+    const idle = this.#idle.get(origin) ?? [];
+    if (client.stats.connected && idle.length < MOST_IDLE) {
+      idle.push(client);
+      this.#idle.set(origin, idle);
+      return;
     }
-    return known;
+    if (idle.length === 0) this.#idle.delete(origin);
+    this.#connections.delete(client);
+    client.close(() => undefined);
   }
 }
 
@@ -168,10 +215,10 @@ class Call implements Dispatcher.DispatchHandler {
   readonly #reject: (error: KvError) => void;
   readonly #queue = new BodyQueue();
   isKept = false;
-  #controller: Dispatcher.DispatchController | undefined = undefined;
+  #controller: Dispatcher.DispatchController | undefined;
   #stage: BrokenStage = "connect";
   #ended = false;
-  #stopListening: (() => void) | undefined = undefined;
+  #stopListening: (() => void) | undefined;
 
   constructor(
     request: UpstreamRequest,
@@ -181,16 +228,11 @@ class Call implements Dispatcher.DispatchHandler {
     this.#request = request;
     this.#resolve = resolve;
     this.#reject = reject;
-  }
-
-  listenForAbort(): void {
-    this.#stopListening = this.#request.abort.onAbort(() => this.abort());
-  }
-
-  abort(): void {
-    this.#stop();
-    // It still waits for a connection, and stops when it gets one.
-    if (this.#stage === "connect") this.#fail(this.#request.abort.reason);
+    this.#stopListening = request.abort.onAbort((reason) => {
+      this.#stop();
+      // It still waits for a connection, and stops when it gets one.
+      if (this.#stage === "connect") this.#fail(reason);
+    });
   }
 
   onRequestStart(controller: Dispatcher.DispatchController): void {
@@ -275,94 +317,6 @@ function failure(
       cause,
     },
   );
-}
-
-const MOST_IDLE = 256;
-
-/** Options of `ConnectionPool`. */
-export interface ConnectionPoolOptions {
-  readonly connectMs: number;
-  /** Gets the origin of an instance that closed a kept connection. */
-  readonly onClosed?: ((origin: string) => void) | undefined;
-}
-
-/**
- * Kept HTTP/1.1 connections, each with one request at a time. A request takes the connection that
- * was idle longest, so that recently needed ones stay open. undici's pool takes the first idle one:
- * the others close after 4 s, the next burst opens them all, and each request walks past every busy
- * one twice.
- */
-export class ConnectionPool {
-  readonly #clientOptions: Client.Options;
-  readonly #onClosed: ConnectionPoolOptions["onClosed"];
-  readonly #clients = new Set<Client>();
-  #closed = false;
-  readonly #idle = new Map<string, Client[]>();
-
-  constructor({ connectMs, onClosed }: ConnectionPoolOptions) {
-    this.#clientOptions = {
-      connect: buildConnector({ timeout: connectMs }),
-      headersTimeout: 0,
-      bodyTimeout: 0,
-      maxHeaderSize: 64 * 1024,
-    };
-    this.#onClosed = onClosed;
-  }
-
-  /**
-   * Takes an idle connection, or a new one if all are busy or `fresh` is set. Returns whether it
-   * was a kept one.
-   */
-  dispatch(
-    origin: string,
-    request: Dispatcher.DispatchOptions,
-    handler: Dispatcher.DispatchHandler,
-    fresh = false,
-  ): boolean {
-    const kept = fresh ? undefined : this.#idle.get(origin)?.shift();
-    const client = kept ?? this.#open(origin);
-    client.dispatch(request, handler);
-    // undici has refused it, and no "drain" follows.
-    if (client.stats.size === 0) this.#release(origin, client);
-    return kept !== undefined;
-  }
-
-  /** Present and later requests fail. */
-  async close(): Promise<void> {
-    this.#closed = true;
-    await Promise.all([...this.#clients].map((client) => client.destroy()));
-  }
-
-  #open(origin: string): Client {
-    const client = new Client(origin, this.#clientOptions);
-    this.#clients.add(client);
-    if (this.#closed) void client.destroy();
-    client.on("drain", () => this.#release(origin, client));
-    client.on("disconnect", (_origin, _targets, { code }) => {
-      const idle = this.#idle.get(origin) ?? [];
-      const at = idle.indexOf(client);
-      if (at !== -1) {
-        idle.splice(at, 1);
-        this.#clients.delete(client);
-        if (idle.length === 0) this.#idle.delete(origin);
-      }
-      // Other codes mean that this side closed the connection.
-      if (code === "UND_ERR_SOCKET") this.#onClosed?.(origin);
-    });
-    return client;
-  }
-
-  #release(origin: string, client: Client): void {
-    const idle = this.#idle.get(origin) ?? [];
-    if (client.stats.connected && idle.length < MOST_IDLE) {
-      idle.push(client);
-      this.#idle.set(origin, idle);
-      return;
-    }
-    if (idle.length === 0) this.#idle.delete(origin);
-    this.#clients.delete(client);
-    client.close(() => undefined);
-  }
 }
 
 /** What a leg's headers are made of. */
