@@ -1,11 +1,11 @@
 import { lookup, resolveSrv } from "node:dns/promises";
 import { readFile } from "node:fs/promises";
 import type { Clock, Log, Timer } from "@kv/interface";
-import { unknownKeys } from "@kv/program/unknown-keys";
 import { z } from "zod";
 import { type InstanceSpec, instanceName, type Role } from "../instances/instance.js";
 import { instanceSpecSchema, parseInstanceSpec } from "../instances/instance-spec.js";
 import type { InstancePool } from "../routing/instance-pool.js";
+import { parseSettings } from "../settings/fleet-settings.js";
 
 /** All instances that a discovery has found. */
 export interface DiscoveredInstances {
@@ -129,9 +129,11 @@ const fileSchema = z.strictObject({
  */
 export function fileDiscovery(path: string, polling: Polling): Discovery {
   return polledDiscovery(`file ${path}`, polling, async () => {
-    const { prefillers, decoders } = fileSchema.parse(JSON.parse(await readFile(path, "utf8")), {
-      error: unknownKeys,
-    });
+    const { prefillers, decoders } = parseSettings(
+      fileSchema,
+      JSON.parse(await readFile(path, "utf8")),
+      { subject: `${path} is`, readme: "@kv/fleet" },
+    );
     return {
       prefillers: prefillers.map(parseInstanceSpec),
       decoders: decoders.map(parseInstanceSpec),
