@@ -1,4 +1,16 @@
+import { builtProgram } from "@kv/testing/node-programs";
 import type { Page } from "../site/pages.js";
+
+export const PROGRAMS: readonly string[] = [
+  "kv-epp",
+  "kv-neuron",
+  "kv-nixl",
+  "kv-peer",
+  "kv-plan",
+  "kv-pool",
+  "kv-proxy",
+  "demo",
+];
 
 /** A command line of a page. */
 export interface PageCommand {
@@ -8,35 +20,50 @@ export interface PageCommand {
   readonly line: string;
   /** The paragraph _Needs …_ above its block: it does not run anywhere. */
   readonly needs: string | undefined;
-  /**
-   * What the page shows of its output: the lines of the block `text` below. `…` stands for any text
-   * within a line, and alone for any lines.
-   */
-  readonly shows: readonly string[];
 }
 
-const BLOCK =
-  /(?:^_(Needs (?:.|\n(?!\n))*?)_\n\n)?^```sh\n([\s\S]*?)^```$(?:\n\n```text\n([\s\S]*?)^```$)?/gm;
+const BLOCK = /(?:^_(Needs (?:.|\n(?!\n))*?)_\n\n)?^```sh\n([\s\S]*?)^```$/gm;
 
 /** The commands of pages. */
 export function pageCommands(pages: readonly Page[]): PageCommand[] {
   return pages.flatMap(({ source, text }) =>
-    [...text.matchAll(BLOCK)].flatMap(([, needs, block = "", shown = ""]) => {
-      const lines = block
+    [...text.matchAll(BLOCK)].flatMap(([, needs, block = ""]) =>
+      block
         .replaceAll(/\\\n\s*/g, "")
         .split("\n")
         .map((line) => line.replace(/\s+#.*$/, "").trim())
-        .filter((line) => line !== "" && !line.startsWith("#"));
-      const shows = shown.split("\n").filter((line) => !["", "…"].includes(line.trim()));
-      // The output below a block is that of its last command.
-      return lines.map((line, at) => ({
-        page: source,
-        line,
-        needs,
-        shows: at === lines.length - 1 ? shows : [],
-      }));
-    }),
+        .filter((line) => line !== "" && !line.startsWith("#"))
+        .map((line) => ({ page: source, line, needs })),
+    ),
   );
+}
+
+/**
+ * The words of a command line, without `npx --no-install`, npm's `run` and the `--` of its
+ * arguments.
+ */
+export function wordsOf(line: string): {
+  readonly runner: string;
+  readonly words: readonly string[];
+} {
+  const [first = "", ...rest] = Array.from(line.matchAll(/'[^']*'|"[^"]*"|\S+/g), ([word]) =>
+    word.replace(/^['"]|['"]$/g, ""),
+  );
+  if (first === "npm" && rest[0] === "run")
+    return {
+      runner: "npm",
+      words: rest.slice(1).filter((word) => !["--silent", "-s", "--"].includes(word)),
+    };
+  if (first === "npx")
+    return { runner: "npx", words: rest.filter((word) => word !== "--no-install") };
+  return { runner: "", words: [first, ...rest] };
+}
+
+/** What `node` runs for a command of this repository; undefined for a command of another. */
+export function nodeArguments(line: string): readonly string[] | undefined {
+  const [program = "", ...args] = wordsOf(line).words;
+  if (PROGRAMS.includes(program)) return [builtProgram(program), ...args];
+  return program === "node" ? args : undefined;
 }
 
 /** The lines of a page without its fenced blocks. */
@@ -53,21 +80,4 @@ export function codeOf(text: string): string[] {
     .filter((line) => /^ {4,}\S/.test(line))
     .map((line) => line.replace(/ +# .*$/, "").trim());
   return [...inline, ...indented];
-}
-
-/**
- * The lines that a page shows of a command's output, and that the output does not have in this
- * order.
- */
-export function linesNotPrinted({ shows }: Pick<PageCommand, "shows">, output: string): string[] {
-  let rest = output.split("\n");
-  return shows.filter((shown) => {
-    const pattern = shown
-      .trim()
-      .split("…")
-      .map((part) => part.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
-    const at = rest.findIndex((line) => new RegExp(`^${pattern.join(".*")}$`).test(line.trim()));
-    if (at >= 0) rest = rest.slice(at + 1);
-    return at < 0;
-  });
 }

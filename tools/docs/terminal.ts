@@ -1,11 +1,4 @@
-import { spawnSync } from "node:child_process";
-import { writeFileSync } from "node:fs";
-import { join } from "node:path";
-import { root } from "../repository/source-files.js";
-
-// node --import tsx tools/docs/terminal.ts: runs the demo and draws its output, for the README.
 // GitHub shows an SVG with its own fonts only.
-const COMMAND = "npm run demo";
 const THEMES = {
   light: {
     back: "#f6f8fa",
@@ -61,7 +54,7 @@ function terminal(lines: readonly string[], theme: Theme): string {
   );
   return [
     `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${width} ${height}" width="${width}" height="${height}" font-family="${FONT}" font-size="12">`,
-    `<title>The output of ${COMMAND}</title>`,
+    `<title>The output of ${lines[0]?.replace("$ ", "")}</title>`,
     `<rect x="0.5" y="0.5" width="${width - 1}" height="${height - 1}" rx="8" fill="${theme.back}" stroke="${theme.frame}"/>`,
     ...dots,
     ...texts,
@@ -103,18 +96,12 @@ function wrapped(line: string): string[] {
   return lines;
 }
 
-const program = join(root, "apps/demo/dist/main.js");
-const { status, stdout, stderr } = spawnSync(
-  process.execPath,
-  [program, ...process.argv.slice(2)],
-  {
-    cwd: root,
-    encoding: "utf8",
-  },
-);
-if (status !== 0) throw new Error(`the demo ended with ${status}\n${stdout}${stderr}`);
-const lines = [`$ ${COMMAND}`, ...`${stderr}${stdout}`.trimEnd().split("\n")];
-for (const [name, theme] of Object.entries(THEMES)) {
-  writeFileSync(join(root, `docs/demo-${name}.svg`), terminal(lines, theme));
-  writeFileSync(join(root, `docs/demo-${name}-narrow.svg`), terminal(narrowed(lines), theme));
+/** Pictures of a terminal with these lines, by the endings of their names. */
+export function picturesOf(lines: readonly string[]): Readonly<Record<string, string>> {
+  return Object.fromEntries(
+    Object.entries(THEMES).flatMap(([name, theme]) => [
+      [name, terminal(lines, theme)],
+      [`${name}-narrow`, terminal(narrowed(lines), theme)],
+    ]),
+  );
 }

@@ -34,7 +34,7 @@ function configureMarkdown({ renderer: { rules } }: Markdown): void {
   const render = rules.code_inline;
   rules.code_inline = (...args) =>
     render(...args).replace(/(?<=>)[^<]{19,}/, (text) =>
-      text.replace(/(?<=\w[/_.:-])(?=\w)/g, "<wbr>"),
+      text.replace(/(?<=\w[/_.:-])(?=[a-z])/gi, "<wbr>"),
     );
   rules.code_block = rules.fence;
 }

@@ -1,31 +1,28 @@
 // A long suite: runs kv-peer verify over NIXL; verify-memory.long.test.ts and
 // packages/peer/test/verify.long.test.ts have its checks.
 import { execFile } from "node:child_process";
-import { readFileSync, writeFileSync } from "node:fs";
-import { fileURLToPath } from "node:url";
 import { silentLog } from "@kv/interface";
 import { startFaultyFront } from "@kv/testing/http/faulty-front";
 import { builtProgram } from "@kv/testing/node-programs";
 import { afterEach, describe, expect, it } from "vitest";
+import {
+  expectShown,
+  masked,
+  type PageOutput,
+  pageOutputs,
+} from "../../../tools/docs/page-outputs.js";
+import { readPages } from "../../../tools/site/pages.js";
 import { type Cluster, startCluster } from "../src/cluster/cluster.js";
 import { complete } from "../src/run/completion-client.js";
 import { PAIR } from "./support/matrix.js";
 import { nixlAbsence } from "./support/nixl-absence.js";
 
-// The transcripts in docs/operate/verify.md are what the command prints here. UPDATE=1 writes them.
+// The outputs in docs/operate/verify.md are what the command prints here; -u writes them.
 
 const absence = await nixlAbsence();
-const PAGE = fileURLToPath(new URL("../../../docs/operate/verify.md", import.meta.url));
-/**
- * Numbers, times and what UCX chooses of the ways within a host differ from run to run, and from
- * host to host.
- */
-const masked = (text: string) =>
-  text
-    .replaceAll(/\d[\d,.]*/g, "#")
-    .replaceAll(/UCX over (?!.*tcp).*? \(/g, "UCX over … (")
-    .replaceAll(/; too short[^\n]*/g, "")
-    .replaceAll(/ +/g, " ");
+const [good, recomputes] = pageOutputs(readPages().pages).filter(
+  ({ page }) => page === "docs/operate/verify.md",
+) as [PageOutput, PageOutput];
 
 let cluster: Cluster | undefined;
 afterEach(async () => {
@@ -63,35 +60,21 @@ function verify(front: string, { prefill, decode }: { prefill: string; decode: s
   });
 }
 
-/** Compares what was printed with the page's block of this name, but for numbers. */
-function expectTranscript(name: string, stdout: string): void {
-  const page = readFileSync(PAGE, "utf8");
-  const block = new RegExp(`(<!-- ${name} -->\n\n\`\`\`text\n)([^]*?)(\`\`\`\n)`);
-  if (process.env.UPDATE === "1") {
-    writeFileSync(
-      PAGE,
-      page.replace(block, (_, begin, __, end) => `${begin}${stdout}${end}`),
-    );
-    return;
-  }
-  expect(masked(stdout)).toBe(masked(block.exec(page)?.[2] ?? "no such block"));
-}
-
 describe.skipIf(absence !== undefined)(
   `kv-peer verify over NIXL${absence === undefined ? "" : ` (${absence})`}`,
   () => {
     it("a good pair passes: READ by D, within the host, blocks freed, equal tokens; the same engines fail behind a front end that makes D recompute", async () => {
       const servers = await start(undefined);
-      const good = await verify(servers.proxy, servers);
-      expect(good.stdout).toMatch(/^ok {4}KV moved .* 4 of 4 prompts: .* READ by D/m);
-      expect(good.stdout).toMatch(/^ok {4}lane .* best that both hosts have: shared memory/m);
-      expect(good.code).toBe(0);
-      expectTranscript("good", good.stdout);
+      const passed = await verify(servers.proxy, servers);
+      expect(passed.stdout).toMatch(/^ok {4}KV moved .* 4 of 4 prompts: .* READ by D/m);
+      expect(passed.stdout).toMatch(/^ok {4}lane .* best that both hosts have: shared memory/m);
+      expect(passed.code).toBe(0);
+      await expectShown(good, passed.stdout, masked);
 
       const front = await startFaultyFront(servers, "decode-alone");
-      const recomputes = await verify(front.url, servers).finally(() => front.close());
-      expect(recomputes).toMatchObject({ code: 1, failed: "transfer.recomputed" });
-      expectTranscript("recomputes", recomputes.stdout);
+      const failed = await verify(front.url, servers).finally(() => front.close());
+      expect(failed).toMatchObject({ code: 1, failed: "transfer.recomputed" });
+      await expectShown(recomputes, failed.stdout, masked);
     }, 240_000);
 
     it("vllm#52607: a pair that is forced to TCP on one host fails with that name", async () => {

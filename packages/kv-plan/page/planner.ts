@@ -72,7 +72,7 @@ function whatFits(options: PageOptions): string {
     return sizeHtml(sizesOf(options, KNOWN_MODELS));
   } catch (thrown) {
     if (!KvError.is(thrown)) throw thrown;
-    return `<p id="size">${escapeXml(`${thrown.message}. ${thrown.hint ?? ""}`)}</p>`;
+    return `<p id="size">${escapeXml([thrown.message, thrown.hint].filter(Boolean).join("; "))}</p>`;
   }
 }
 

@@ -98,6 +98,22 @@ describe("a deployment between two hosts, by vLLM 0.33's metrics", () => {
     );
   });
 
+  test("its progress counts the answers of the reference too, and an interrupt between two of them ends it", async () => {
+    const given: number[] = [];
+    await verify({ ...(await deployment()), progress: (done) => void given.push(done) });
+    expect(given).toEqual([1, 2, 3, 4]);
+
+    const stop = new AbortController();
+    const interrupted = verify({
+      ...(await deployment()),
+      signal: stop.signal,
+      progress: (done) => {
+        if (done === 3) stop.abort();
+      },
+    });
+    await expect(interrupted).rejects.toMatchObject({ code: "KV_REQUEST_ABORTED" });
+  });
+
   test("the same numbers where neither host has RDMA: nothing is known, and nothing fails", async () => {
     const { failed, check } = await verified({ devices: { prefill: [], decode: [] } });
     expect(failed).toEqual([]);

@@ -1,12 +1,12 @@
 import { lookup, resolveSrv } from "node:dns/promises";
 import { readFile } from "node:fs/promises";
 import type { Clock, Log } from "@kv/interface";
-import { unknownKeys } from "@kv/program/unknown-keys";
 import { z } from "zod";
 import { type InstanceSpec, instanceName } from "../instances/instance.js";
 import { instanceSpecSchema, parseInstanceSpec } from "../instances/instance-spec.js";
 import { repeat } from "../repeat.js";
 import type { InstancePool, InstancePools } from "../routing/instance-pool.js";
+import { parseSettings } from "../settings/fleet-settings.js";
 
 /** All instances that a discovery has found. */
 export interface DiscoveredInstances {
@@ -18,7 +18,8 @@ export interface DiscoveredInstances {
 export interface Discovery {
   readonly name: string;
   /**
-   * Calls `onChange` with all instances, first and after each change; one may be named twice. Calls `onError` when reading
+   * Calls `onChange` with all instances, first and after each change; one may be named twice.
+   * Calls `onError` when reading
    * fails; the instances then stay. `close` ends both.
    */
   watch(
@@ -118,9 +119,11 @@ const fileSchema = z.strictObject({
  */
 export function fileDiscovery(path: string, polling: Polling): Discovery {
   return polledDiscovery(`file ${path}`, polling, async () => {
-    const { prefillers, decoders } = fileSchema.parse(JSON.parse(await readFile(path, "utf8")), {
-      error: unknownKeys,
-    });
+    const { prefillers, decoders } = parseSettings(
+      fileSchema,
+      JSON.parse(await readFile(path, "utf8")),
+      { subject: `${path} is`, readme: "@kv/fleet" },
+    );
     return {
       prefillers: prefillers.map(parseInstanceSpec),
       decoders: decoders.map(parseInstanceSpec),

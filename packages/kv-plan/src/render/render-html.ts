@@ -30,6 +30,7 @@ button[aria-pressed=true] { background: var(--ink); color: var(--paper); }
 .bar { position: relative; height: 2rem; background: repeating-linear-gradient(45deg, var(--field) 0 6px, var(--paper) 6px 12px); border: 1px solid var(--line); }
 .piece { position: absolute; top: 0; bottom: 0; outline: 1px solid var(--paper); }
 pre { background: var(--field); padding: 1rem; overflow-x: auto; overflow-wrap: normal; white-space: pre-wrap; }
+@media (max-width: 600px) { pre { white-space: pre; } }
 `;
 
 /**

@@ -85,7 +85,7 @@ async function run(front: EngineServer, options: Options): Promise<void> {
     sideChannel,
   });
   let answered = 0;
-  using _ = showProgress("kv-peer", () => `${answered} of ${options.requests} prompts answered`);
+  using _ = showProgress("kv-peer", () => `${answered} of ${2 * options.requests} answers`);
   const report = await verify({
     ...options,
     signal: interruptSignal(),

@@ -42,7 +42,7 @@ export interface VerifyOptions extends AmbientOptions {
   readonly lane?: (() => Promise<LaneEvidence>) | undefined;
   /** Ends between two prompts. */
   readonly signal?: AbortSignal | undefined;
-  /** Gets the number of answered prompts. */
+  /** Gets the number of answers, of which the front end and the reference each give `requests`. */
   readonly progress?: ((done: number) => void) | undefined;
 }
 
@@ -66,11 +66,17 @@ export async function verify(options: VerifyOptions): Promise<Report> {
     if (!hasNixlConnector(await server.metrics())) withoutConnector.push(server.url);
   const used = await Promise.all(sides.map(({ server }) => readUsedBlocks(server)));
 
+  let done = 0;
+  const answered = () => {
+    if (options.signal?.aborted === true)
+      throw new KvError("KV_REQUEST_ABORTED", "the prompts were interrupted");
+    done += 1;
+    options.progress?.(done);
+  };
+
   const first = await readCounters(options);
   const prompts: SentPrompt[] = [];
   for (let index = 0; index < requests; index++) {
-    if (options.signal?.aborted === true)
-      throw new KvError("KV_REQUEST_ABORTED", "the prompts were interrupted");
     const prompt = randomPrompt(length, random);
     const before = await readCounters(options);
     let answer: Answer | undefined;
@@ -82,7 +88,7 @@ export async function verify(options: VerifyOptions): Promise<Report> {
     }
     const counted = await countedSince(before, length, options, clock);
     prompts.push({ prompt, answer, failure, counted });
-    options.progress?.(prompts.length);
+    answered();
   }
   const totals = growth(first, await readCounters(options));
 
@@ -95,9 +101,11 @@ export async function verify(options: VerifyOptions): Promise<Report> {
     blocks.push({ role, url: server.url, leaks, running });
   }
 
-  for (const sent of prompts)
+  for (const sent of prompts) {
     if (sent.answer !== undefined)
       sent.expected = await reference.complete(sent.prompt, outputTokens).catch(() => undefined);
+    answered();
+  }
   const deployment = { prompts, totals, withoutConnector, blocks, reference: reference.url };
   const lane = moved(totals).transfers > 0 ? await options.lane?.() : undefined;
   return reportOfChecks([

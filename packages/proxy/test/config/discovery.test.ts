@@ -1,7 +1,7 @@
 import { mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { type Discovery, dnsDiscovery } from "@kv/fleet";
+import { type Discovery, dnsDiscovery, fileDiscovery } from "@kv/fleet";
 import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
 import { after, manualClock } from "@kv/testing/manual-clock";
 import { afterAll, beforeAll, expect, test } from "vitest";
@@ -34,6 +34,24 @@ test("instances follow a file; those of the settings stay, and an invalid file c
   expect((await ask()).status).toBe(200);
   expect(d2.seen[0]?.headers["x-data-parallel-rank"]).toBe("1");
   expect(proxy.status().prefillers).toHaveLength(1);
+});
+
+test("an unknown key of the file is told with the nearest one", async () => {
+  const file = join(folder, "misspelt.json");
+  await writeFile(file, JSON.stringify({ prefillers: ["p:1"], decoder: ["d:1"] }));
+  const error = await new Promise((failed) => {
+    const { close } = fileDiscovery(file, { clock: manualClock(), intervalMs: 100 }).watch(
+      () => {},
+      (thrown) => {
+        failed(thrown);
+        close();
+      },
+    );
+  });
+  expect(error).toMatchObject({
+    code: "KV_CONFIG_UNKNOWN_KEY",
+    message: `${file} is not valid: settings: there is no key "decoder", did you mean decoders?`,
+  });
 });
 
 test("ranks of a data-parallel server in a file are added and removed one by one", async () => {

@@ -42,6 +42,11 @@ const REQUESTS = `({
     Array.from(bar.children).reduce((sum, part) => sum + part.offsetWidth, 0) / bar.clientWidth),
   ids: Array.from(document.querySelectorAll('tr[data-request^="one-"]'), (tr) => tr.cells[1].textContent),
 })`;
+/** What stands before each value of an instance on a narrow screen. */
+const LABELS = `Array.from(document.querySelector("#instances tbody tr").cells, (cell) => {
+  cell.textContent ||= "1";
+  return getComputedStyle(cell, "::before").content;
+}).slice(3)`;
 interface Shown {
   readonly axis: readonly string[];
   readonly fast: readonly number[];
@@ -224,6 +229,12 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
         "1",
       ]);
       for (const scheme of ["light", "dark"] as const) await show(page, "pairs", scheme, 390);
+      const labels = await page.evaluate(LABELS);
+      expect(labels).toEqual(
+        ["in flight", "requests", "failures", "pairs", "cache", "turns", "last error"].map(
+          (label) => `"${label} "`,
+        ),
+      );
     });
     for (const side of sides) await side.close();
   });
