@@ -231,6 +231,8 @@ interface WaitingRegistration {
 
 export type KeyedRegistration = readonly [key: string, registration: Registration];
 
+type RefusedRegistration = readonly [...KeyedRegistration, error: KvError];
+
 /**
  * All ranks of an `@kv` D share it. It contains their secret, so a stranger's message is another
  * registration.
@@ -341,6 +343,15 @@ export class RegistrationMatcher {
     return lost;
   }
 
+  /** The first step tells this process's incarnation. Takes registrations that name another. */
+  takeOfOthers(incarnation: string): readonly RefusedRegistration[] {
+    const others = [...this.#waiting].flatMap(([key, { registration }]) => {
+      const match = this.find(registration, incarnation);
+      return KvError.is(match) ? [[key, registration, match] as const] : [];
+    });
+    return this.#take(others);
+  }
+
   isWaiting(key: string): boolean {
     return this.#waiting.has(key);
   }
@@ -376,9 +387,7 @@ export class RegistrationMatcher {
   }
 
   /** Takes registrations that name a finished request but want another prompt. */
-  takeMismatched(
-    request: ProducedRequest,
-  ): readonly (readonly [...KeyedRegistration, error: KvError])[] {
+  takeMismatched(request: ProducedRequest): readonly RefusedRegistration[] {
     const baseId = baseRequestId(request.requestId);
     // A request of the same id may still finish with that prompt.
     const isOnlyOne = [...this.#requests.byName("base", baseId)].every(
