@@ -10,7 +10,7 @@ import { root, runInTerminal } from "../setup/setup.mjs";
 const REQUESTS = "packages/{pull,push}/test/{scenarios,traces}.test.ts";
 /**
  * What is mutated, by which tests it is judged, and one of how many statements is in the sample.
- * Left out: texts, metrics, settings, and staging, whose tests are those of @kv/neuron.
+ * Left out: texts, metrics and settings.
  */
 const AREAS = {
   topology: {
@@ -27,8 +27,13 @@ const AREAS = {
     sample: 40,
   },
   connector: {
-    files: "packages/connector/src/{handshake,peers,requests,scheduler,worker}/*.ts",
-    tests: ["packages/connector/src/**/*.test.ts", REQUESTS],
+    files: "packages/connector/src/{handshake,peers,requests,scheduler,staging,worker}/*.ts",
+    tests: [
+      "packages/connector/src/**/*.test.ts",
+      // Of staging.
+      "packages/neuron/test/{staged-connectors,staging-bound,staging-in-steps}.test.ts",
+      REQUESTS,
+    ],
     sample: 12,
   },
   pull: {
