@@ -31,7 +31,7 @@ const AREAS = {
     tests: [
       "packages/connector/src/**/*.test.ts",
       // Of staging.
-      "packages/neuron/test/{staged-connectors,staging-bound,staging-in-steps}.test.ts",
+      "packages/neuron/test/staging-in-steps.test.ts",
       REQUESTS,
     ],
     sample: 12,

@@ -1,18 +1,24 @@
 import {
+  type ConnectorModule,
+  type EngineIdentity,
   type KvCacheConfig,
   type KvCaches,
   type Platform,
   type SchedulerConnector,
+  type SchedulerOptions,
   type Staging,
   silentLog,
   type Transport,
   type WorkerConnector,
 } from "@kv/interface";
+import { engineIdentity } from "@kv/testing/engine-identity";
 import { manualClock } from "@kv/testing/manual-clock";
 import { leavesNothing } from "@kv/testing/nothing-left";
 import { simConfig } from "@kv/testing/simulator/sim-config";
 import { expect, it } from "vitest";
+import { readTransferConfig } from "../config/transfer-config.js";
 import { noOutput } from "../worker/connector-worker.js";
+import { staged } from "./staged.js";
 import { stagedScheduler } from "./staged-scheduler.js";
 import { StagedWorker } from "./staged-worker.js";
 
@@ -107,4 +113,23 @@ it("the pool closes after the copies that run, and after the transport has forgo
   finish();
   await closed;
   expect(done).toEqual(["inner closed", "staging closed"]);
+});
+
+it.each<[string, object, Partial<EngineIdentity>, RegExp]>([
+  ["a readback", { bidirectional_kv_xfer: true }, {}, /bidirectional_kv_xfer/],
+  ["ranks that share a sequence", {}, { tpSize: 2, dcpSize: 2 }, /holds whole sequences/],
+  ["layer-wise push", { push_layerwise: true }, {}, /after the forward pass/],
+])("a staged cache refuses %s with the reason", async (_, extra, sizes, message) => {
+  const platform = { createStaging: () => {} } as unknown as Platform;
+  const module = staged({ name: "inner" } as ConnectorModule, { platform, poolBlocks: 4 });
+  const config = readTransferConfig({
+    kv_connector: "NixlConnector",
+    kv_role: "kv_producer",
+    kv_connector_extra_config: { ...extra },
+  });
+  const options = { config, engine: engineIdentity("e", sizes) } as SchedulerOptions;
+  await expect(module.createScheduler(options)).rejects.toMatchObject({
+    code: "KV_PLATFORM_UNSUPPORTED",
+    message: expect.stringMatching(message) as string,
+  });
 });
