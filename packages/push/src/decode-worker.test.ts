@@ -1,8 +1,10 @@
-import { type Agent, KvError } from "@kv/interface";
+import { METRICS, memoryMetrics } from "@kv/connector";
+import { KvError, silentLog } from "@kv/interface";
 import {
   decodeNotification,
-  decodePushControl,
+  encodeNotification,
   encodeRegistrationEnded,
+  encodeRegistrationWritten,
   PUSH_CONTROL,
 } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
@@ -10,6 +12,7 @@ import { leavesNothing } from "@kv/testing/nothing-left";
 import { simConfig } from "@kv/testing/simulator/sim-config";
 import { listAgent, testContext, testRank, testRanks } from "@kv/testing/worker-context";
 import { expect, it } from "vitest";
+import { TransferMetrics } from "../../connector/src/peers/transfers.js";
 import { DecodeWorker } from "./decode-worker.js";
 import type { RegistrationOrder } from "./step-metadata.js";
 
@@ -39,26 +42,31 @@ const order: RegistrationOrder = {
   isAwaited: true,
 };
 
-it.each([
-  ["this registration", {}, true],
-  ["another process of D", { incarnation: "another" }, false],
-  ["an earlier registration of the id", { generation: 3 }, false],
-  ["one whose secret P does not know", { secret: "t".repeat(22) }, false],
-])("P's notice that it does not write ends a request only for %s", async (_, change, ends) => {
+function setUp({ isReached = true } = {}) {
   const clock = manualClock();
-  const agent: Partial<Agent> = { notify: async () => {} };
+  const counters = memoryMetrics();
+  const logged: string[] = [];
   const context = testContext({
-    agent: listAgent(agent),
+    agent: listAgent({ notify: async () => {} }),
     clock,
     local: testRank(),
     incarnation: "p-process",
     features: [PUSH_CONTROL],
-    remote: testRanks(() => testRank()),
+    remote(tpRanks) {
+      if (!isReached) throw new KvError("KV_SIDE_CHANNEL_UNREACHABLE", "nobody is there");
+      return testRanks(() => testRank())(tpRanks);
+    },
     extra: { request_timeout: 5, engine_ttl: 1 },
   });
   const worker = new DecodeWorker({
     ...context,
     caches: { config: simConfig(16), regions: [] },
+    metrics: new TransferMetrics(counters),
+    log: {
+      ...silentLog,
+      debug: (event: string) => void logged.push(event),
+      warn: (event: string) => void logged.push(event),
+    },
   });
   leavesNothing(
     () => ({ ...worker.outstanding(), timers: clock.pending() }),
@@ -72,14 +80,21 @@ it.each([
   const idle = async () => {
     for (let i = 0; i < 200; i++) await Promise.resolve();
   };
-  worker.step({
-    incarnation: "d-process",
-    registrations: [order],
-    withdrawals: [],
-    heartbeats: [],
-  });
-  await idle();
-  const payload = encodeRegistrationEnded({
+  const register = async (change: Partial<RegistrationOrder> = {}) => {
+    worker.step({
+      incarnation: "d-process",
+      registrations: [{ ...order, ...change }],
+      withdrawals: [],
+      heartbeats: [],
+    });
+    await idle();
+  };
+  const unknown = () => counters.total(METRICS.notificationsAfterExpiry);
+  return { clock, worker, context, logged, idle, register, unknown };
+}
+
+const ended = (change: object = {}) =>
+  encodeRegistrationEnded({
     wireId: "r",
     incarnation: "d-process",
     generation: 4,
@@ -88,12 +103,66 @@ it.each([
     message: "no",
     ...change,
   });
-  const notification = decodeNotification(payload);
-  if (notification.kind === "extension")
-    expect(decodePushControl(notification.message)?.kind).toBe("ended");
-  expect(worker.notified(notification, "agent 0")).toBe(true);
+const written = (secret: string, wireId = "r") =>
+  encodeRegistrationWritten({ wireId, readers: 1, secret });
+const [OTHER, REFUSED] = ["t".repeat(22), ["KV_PROMPT_MISMATCH"]];
+
+it.each<[string, Uint8Array, finished: number, failed: string[], unknown: number]>([
+  ["the end of this registration", ended(), 1, REFUSED, 0],
+  ["that of another process of D", ended({ incarnation: "another" }), 0, [], 0],
+  ["that of an earlier registration of the id", ended({ generation: 3 }), 0, [], 0],
+  ["that of one whose secret P does not know", ended({ secret: OTHER }), 0, [], 0],
+  ["that of an unknown registration", ended({ wireId: "s" }), 0, [], 0],
+  ["that it is written", written(order.secret), 1, [], 0],
+  ["that it is written, with another secret", written(OTHER), 0, [], 1],
+  ["that another is written", written(order.secret, "s"), 0, [], 1],
+  [
+    "vLLM's form of an unknown end",
+    encodeNotification({ kind: "push-failure", requestId: "s", readers: 1 }),
+    0,
+    [],
+    1,
+  ],
+])("P says %s", async (_, payload, finished, failed, count) => {
+  const { worker, context, register, idle, unknown } = setUp();
+  await register();
+  expect(worker.outstanding()).toEqual({
+    receives: 1,
+    registered: 1,
+    notifications: 0,
+    heartbeats: 0,
+  });
+  expect(worker.notified(decodeNotification(payload), "agent 0")).toBe(true);
   await idle();
-  expect(context.output.take().failedReceiving.map(({ code }) => code)).toEqual(
-    ends ? ["KV_PROMPT_MISMATCH"] : [],
+  const { finishedReceiving, failedReceiving } = context.output.take();
+  expect([finishedReceiving.length, failedReceiving.map(({ code }) => code), unknown()]).toEqual([
+    finished,
+    failed,
+    count,
+  ]);
+});
+
+it("a release that does not reach P is only logged", async () => {
+  const { register, logged, worker } = setUp({ isReached: false });
+  await register({ isAwaited: false, localBlockIds: [] });
+  expect(logged).toContain("push-withdrawal-failed");
+  expect(worker.outstanding()).toMatchObject({ registered: 0, notifications: 0 });
+});
+
+it.each([
+  ["with a reason fails its requests", ["KV_AGENT_CLOSED"]],
+  ["without one reports none", []],
+])("a worker that closes %s, and does not wait longer than its grace", async (_, codes) => {
+  const { clock, worker, context, register, logged, idle } = setUp();
+  await register();
+  const closed = worker.close(
+    codes.length > 0 ? new KvError("KV_AGENT_CLOSED", "asleep") : undefined,
   );
+  for (let at = 0; at < 12; at++) {
+    await idle();
+    clock.advance(1000);
+  }
+  await closed;
+  expect(context.output.take().failedReceiving.map(({ code }) => code)).toEqual(codes);
+  expect(logged).toContain("close-did-not-wait");
 });

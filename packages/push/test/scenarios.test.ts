@@ -46,16 +46,14 @@ describe("the producer frees its blocks at once", () => {
     const { prefill, decode } = legs(1);
     const params = await play.prefilled(p, 1, prefill);
     expect(await play.outcome(d.decode({ ...decode, params, cachedTokens: 40 }))).toBe("ok");
-    await play.clock.advance(50);
-    expect(p.outstanding().kept).toBe(0);
+    await play.frees(p);
 
     const second = legs(2);
     const coordinates = coordinatesOf(p, "r2");
     const hit = { ...second.decode, cachedTokens: 40 };
     expect(await play.decoded(d, coordinates, 1, hit)).toBe("ok");
     await play.prefilled(p, 1, second.prefill);
-    await play.clock.advance(50);
-    expect(p.outstanding().kept).toBe(0);
+    await play.frees(p);
   });
 
   it.each([
@@ -69,13 +67,11 @@ describe("the producer frees its blocks at once", () => {
     const { prefill, decode } = legs(1);
     expect(await play.decoded(d, coordinatesOf(p, "r1"), 1, decode)).toBe(code);
     const params = await play.prefilled(p, 1, prefill);
-    await play.clock.advance(50);
-    expect(p.outstanding().kept).toBe(0);
+    await play.frees(p);
     const second = legs(2);
     Object.assign(params, await play.prefilled(p, 2, second.prefill));
     expect(await play.decoded(d, params, 2, second.decode)).toBe(code);
-    await play.clock.advance(50);
-    expect(p.outstanding().kept).toBe(0);
+    await play.frees(p);
   });
 
   it("after a decode request was aborted before, during and after its registration", async () => {
@@ -103,6 +99,8 @@ describe("the consumer gets an ended notice at once", () => {
     const startedMs = play.clock.now();
     expect(await handed(play, p, d)).toBe("KV_TRANSFER_FAILED");
     expect(play.clock.now() - startedMs).toBeLessThan(200);
+    expect(play.logged("p", "transfer_failed")).toHaveLength(1);
+    expect(play.counted("p", "failedTransfers")).toBe(1);
     await play.clock.advance(50);
     expect([p.outstanding().kept, d.outstanding().blocks]).toEqual([0, 0]);
   });
@@ -232,8 +230,7 @@ describe("no WRITE lands in the blocks of another request", () => {
     expect(await handed(play, p, d, 2)).toBe("ok");
     await play.clock.advance(600);
     await play.prefilled(p, 1, prefill);
-    await play.clock.advance(100);
-    expect(p.outstanding().kept).toBe(0);
+    await play.frees(p, 100);
   });
 });
 
@@ -288,8 +285,7 @@ describe("with a vLLM producer", () => {
     ]);
     const { p, d } = await play.pair({ plain: true }, { tpSize: 2, plain: true });
     expect(await handed(play, p, d)).toBe("ok");
-    await play.clock.advance(100);
-    expect(p.outstanding().kept).toBe(0);
+    await play.frees(p, 100);
     expect(sent.filter((message) => message.endsWith("bbbb0000:1")).length).toBe(2);
   });
 });

@@ -128,6 +128,11 @@ export function createScenario({
     async pair(p: Partial<SimEngineOptions> = {}, d: Partial<SimEngineOptions> = {}) {
       return { p: await this.engine("p", p), d: await this.engine("d", d) };
     },
+    /** Expects that the engine keeps the blocks of no request. */
+    async frees(engine: SimEngine, afterMs = 50): Promise<void> {
+      await clock.advance(afterMs);
+      expect(engine.outstanding().kept).toBe(0);
+    },
     /** Expects this outcome of the work. */
     async ends(work: Promise<unknown>, expected = "ok"): Promise<void> {
       expect(await outcome(work)).toBe(expected);
