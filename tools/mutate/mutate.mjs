@@ -30,7 +30,10 @@ const AREAS = {
     files: "packages/connector/src/{handshake,peers,requests,scheduler,staging,worker}/*.ts",
     tests: [
       "packages/connector/src/**/*.test.ts",
-      // Of staging.
+      // What its callers see of it.
+      "packages/{pull,push}/src/scheduler.test.ts",
+      "packages/{pull,push}/test/sleep-mode.test.ts",
+      "packages/pull/test/{engine-input,isolation}.test.ts",
       "packages/neuron/test/staging-in-steps.test.ts",
       REQUESTS,
     ],

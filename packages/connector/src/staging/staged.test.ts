@@ -1,6 +1,7 @@
 import {
   type ConnectorModule,
   type EngineIdentity,
+  type FailedReceive,
   type KvCacheConfig,
   type KvCaches,
   type Platform,
@@ -10,12 +11,13 @@ import {
   silentLog,
   type Transport,
   type WorkerConnector,
+  type WorkerOutput,
 } from "@kv/interface";
 import { engineIdentity } from "@kv/testing/engine-identity";
 import { manualClock } from "@kv/testing/manual-clock";
 import { leavesNothing } from "@kv/testing/nothing-left";
 import { simConfig } from "@kv/testing/simulator/sim-config";
-import { expect, it } from "vitest";
+import { expect, it, vi } from "vitest";
 import { readTransferConfig } from "../config/transfer-config.js";
 import { noOutput } from "../worker/connector-worker.js";
 import { staged } from "./staged.js";
@@ -47,8 +49,41 @@ it("pool blocks are taken anew when a waiting request's hit changes in one group
   }
 });
 
+it("work is pending while a step has orders for the copies, or the connector has work", () => {
+  let isPending = false;
+  const ended = vi.fn(() => ({ keepBlocks: false }));
+  const inner: Partial<SchedulerConnector> = {
+    matchedTokens: () => ({ tokens: 32, async: true }),
+    afterAllocation() {},
+    requestFinished: ended,
+    buildStepMetadata: () => ({ connector: "inner", step: 1 }),
+    hasPendingWork: () => isPending,
+    outstanding: () => ({}),
+  };
+  const scheduler = stagedScheduler(inner as SchedulerConnector, simConfig(16), 16);
+  leavesNothing(() => scheduler.outstanding());
+  const steps: boolean[] = [];
+  const step = () => {
+    steps.push(scheduler.hasPendingWork());
+    const { staging } = scheduler.buildStepMetadata();
+    expect(scheduler.hasPendingWork()).toBe(false);
+    return staging;
+  };
+  const produced = { ...request, requestId: "p", kvTransferParams: { do_remote_decode: true } };
+  scheduler.afterAllocation(produced, [[1, 2, 3, 4]], 0);
+  expect(step()).toMatchObject({ saves: [{ requestId: "p" }], loads: [] });
+  scheduler.afterAllocation(request, [[1, 2]], 32);
+  expect(step()).toMatchObject({ saves: [], loads: [{ requestId: "r", numTokens: 32 }] });
+  for (const each of [produced, request]) scheduler.requestFinished(each, [[1]], "aborted");
+  expect(step()).toMatchObject({ over: ["p", "r"] });
+  isPending = true;
+  expect([...steps, scheduler.hasPendingWork()]).toEqual([true, true, true, true]);
+  scheduler.requestFinished(request, [[1]], "aborted");
+  expect(ended).toHaveBeenLastCalledWith(request, [[]], "aborted");
+});
+
 /** A worker that has received `r`, whose copy to the device ends when the test says. */
-async function loading() {
+async function loading(unverifiedReceiving: string[] = []) {
   const done: string[] = [];
   const gates: (() => void)[] = [];
   let landed = noOutput();
@@ -86,23 +121,47 @@ async function loading() {
       staging: { saves: [], saved: [], loads: [], over: [], ...staged },
     });
   step({ loads: [{ requestId: "r", numTokens: 16, device: [[3]], wire: [[1]] }] });
-  landed = { ...noOutput(), finishedReceiving: ["r"] };
+  landed = { ...noOutput(), finishedReceiving: ["r"], unverifiedReceiving };
   expect(worker.collectFinished().finishedReceiving).toEqual([]);
+  worker.onProgress(() => void done.push("progress"));
   leavesNothing(
     () => worker.outstanding(),
     () => step({ over: ["r"] }),
   );
-  return { worker, done, finish: () => gates.splice(0).map((resolve) => resolve()) };
+  const land = (output: Partial<WorkerOutput>) => {
+    landed = { ...noOutput(), ...output };
+  };
+  return { worker, done, land, finish: () => gates.splice(0).map((resolve) => resolve()) };
 }
 
 it("a request is reported when its KV is on the device, once", async () => {
-  const { worker, finish } = await loading();
+  const { worker, done, finish } = await loading(["r"]);
   expect(worker.outstanding()).toMatchObject({ loads: 1, loading: 1 });
   finish();
   await new Promise((resolve) => void setImmediate(resolve));
-  expect(worker.collectFinished().finishedReceiving).toEqual(["r"]);
+  expect(done).toEqual(["progress"]);
+  expect(worker.collectFinished()).toMatchObject({
+    finishedReceiving: ["r"],
+    unverifiedReceiving: ["r"],
+  });
   expect(worker.collectFinished().finishedReceiving).toEqual([]);
   expect(worker.outstanding()).toMatchObject({ loads: 1, loading: 0 });
+});
+
+it("a failed receive is reported at once, with the blocks of the device", async () => {
+  const { worker, done, finish, land } = await loading();
+  finish();
+  await new Promise((resolve) => void setImmediate(resolve));
+  worker.collectFinished();
+  const failed = { requestId: "r", code: "KV_TRANSFER_FAILED", message: "", failureType: "x" };
+  const failure = { ...failed, blockIds: [1, 9] } as FailedReceive;
+  land({ finishedReceiving: ["r"], failedReceiving: [failure], failedBlockIds: [1] });
+  expect(worker.collectFinished()).toMatchObject({
+    finishedReceiving: ["r"],
+    failedReceiving: [{ ...failed, blockIds: [3] }],
+    failedBlockIds: [3],
+  });
+  expect(done).toEqual(["progress"]);
 });
 
 it("the pool closes after the copies that run, and after the transport has forgotten it", async () => {
@@ -112,8 +171,20 @@ it("the pool closes after the copies that run, and after the transport has forgo
   expect(done).toEqual(["inner closed"]);
   finish();
   await closed;
-  expect(done).toEqual(["inner closed", "staging closed"]);
+  expect(done).toEqual(["inner closed", "progress", "staging closed"]);
 });
+
+it.each([{ saves: [], saved: [], loads: [] }, "x", null])(
+  "a step that has something else than orders for the copies is refused: %j",
+  async (staging) => {
+    const { worker, finish } = await loading();
+    const step = { connector: "inner", step: 7, staging };
+    expect(() => worker.startLoad(step)).toThrow(
+      'step 7: its metadata has something else under "staging"',
+    );
+    finish();
+  },
+);
 
 it.each<[string, object, Partial<EngineIdentity>, RegExp]>([
   ["a readback", { bidirectional_kv_xfer: true }, {}, /bidirectional_kv_xfer/],
