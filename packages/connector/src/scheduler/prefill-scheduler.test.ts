@@ -5,7 +5,7 @@ import { simConfig } from "@kv/testing/simulator/sim-config";
 import { describe, expect, it } from "vitest";
 import { PrefillScheduler } from "./prefill-scheduler.js";
 
-function setUp(given: { unattendedLeaseMs?: number } = {}) {
+function setUp(given: { unattendedLeaseMs?: number; isLayerwise?: boolean } = {}) {
   const clock = manualClock(50_000);
   const prefill = new PrefillScheduler({
     transferMode: "pull",
@@ -113,6 +113,16 @@ describe("prefill scheduler", () => {
       leases: [],
     });
     expect([prefill.running, prefill.leases]).toEqual([0, 0]);
+  });
+
+  it("keeps the blocks of an aborted request that layer-wise writes may read, until the workers report it", () => {
+    const { prefill } = setUp({ isLayerwise: true });
+    prefill.admitted(request("r"), blocks(2));
+    expect(prefill.finished(request("r"), [], "aborted")).toEqual({ keepBlocks: true });
+    expect(prefill.takeStep()).toMatchObject({ notSent: ["r"], leases: [] });
+    prefill.sent("r");
+    expect([prefill.running, prefill.leases]).toEqual([0, 0]);
+    expect(prefill.finished(request("unknown"), [], "aborted")).toEqual({ keepBlocks: false });
   });
 
   it("holds blocks until they are sent, as the parameters name them, for those who have the parameters", () => {

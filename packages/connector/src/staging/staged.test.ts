@@ -186,6 +186,13 @@ it.each([{ saves: [], saved: [], loads: [] }, "x", null])(
   },
 );
 
+it("a platform without staging is refused", () => {
+  const platform = { deviceType: "cpu" } as Platform;
+  expect(() => staged({ name: "inner" } as ConnectorModule, { platform, poolBlocks: 4 })).toThrow(
+    "platform cpu has no staging",
+  );
+});
+
 it.each<[string, object, Partial<EngineIdentity>, RegExp]>([
   ["a readback", { bidirectional_kv_xfer: true }, {}, /bidirectional_kv_xfer/],
   ["ranks that share a sequence", {}, { tpSize: 2, dcpSize: 2 }, /holds whole sequences/],
