@@ -31,7 +31,7 @@ const AREAS = {
     tests: [
       "packages/connector/src/**/*.test.ts",
       // What its callers see of it.
-      "packages/{pull,push}/src/scheduler.test.ts",
+      "packages/{pull,push}/src/*.test.ts",
       "packages/{pull,push}/test/sleep-mode.test.ts",
       "packages/pull/test/{engine-input,isolation}.test.ts",
       "packages/neuron/test/staging-in-steps.test.ts",
@@ -41,14 +41,17 @@ const AREAS = {
   },
   pull: {
     files: "packages/pull/src/*.ts",
-    tests: ["packages/pull/src/*.test.ts", "packages/pull/test/{scenarios,traces}.test.ts"],
+    tests: [
+      "packages/pull/src/*.test.ts",
+      "packages/pull/test/{scenarios,sleep-mode,traces}.test.ts",
+    ],
     sample: 2,
   },
   push: {
     files: "packages/push/src/**/*.ts",
     tests: [
       "packages/push/src/**/*.test.ts",
-      "packages/push/test/{counterparts/*,golden,layerwise,scenarios,traces}.test.ts",
+      "packages/push/test/{counterparts/*,golden,layerwise,scenarios,sleep-mode,traces}.test.ts",
     ],
     sample: 6,
   },

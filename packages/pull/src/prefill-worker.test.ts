@@ -1,5 +1,5 @@
 import { METRICS, memoryMetrics, readTransferConfig } from "@kv/connector";
-import { KvError, type LogFields, silentLog } from "@kv/interface";
+import { type LogFields, silentLog } from "@kv/interface";
 import type { KvNotification } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
 import { leavesNothing } from "@kv/testing/nothing-left";
@@ -130,7 +130,7 @@ describe("prefill worker", () => {
       capabilities: [capability, capability],
     },
   });
-  it.each<[string, KvNotification, endsAfterMs: number, isTaken?: false]>([
+  it.each<[string, KvNotification, endsAfterMs: number, isTaken?: boolean]>([
     ["a vLLM D's", { kind: "heartbeat", requestIds: ["wire-r", "another"] }, 40_000],
     ["one of ours", own("heartbeat"), 40_000],
     ["one with a wrong capability", own("heartbeat", "d".repeat(22)), 30_000],
@@ -146,18 +146,5 @@ describe("prefill worker", () => {
     clock.advance(1);
     expect(sent()).toEqual(["r"]);
     expect(counters.total(METRICS.notificationsAfterExpiry)).toBe(0);
-  });
-
-  it.each([
-    ["reports those under a lease as sent", new KvError("KV_AGENT_CLOSED", "asleep"), ["r"]],
-    ["reports nothing without a reason", undefined, []],
-  ])("forgets all requests at its end, and %s", (_, reason, reported) => {
-    const { admit, lease, worker, sent, rest } = setUp();
-    for (const requestId of ["r", "runs"]) admit(requestId);
-    lease("r");
-    worker.closeLast(reason);
-    // The engine has ordered it before.
-    lease("runs");
-    expect([sent(), rest()]).toEqual([reported, true]);
   });
 });

@@ -117,6 +117,13 @@ it.each<[string, Uint8Array, finished: number, failed: string[], unknown: number
   ["that it is written, with another secret", written(OTHER), 0, [], 1],
   ["that another is written", written(order.secret, "s"), 0, [], 1],
   [
+    "vLLM's form of an end, which proves nothing",
+    encodeNotification({ kind: "push-failure", requestId: "r", readers: 1 }),
+    0,
+    [],
+    0,
+  ],
+  [
     "vLLM's form of an unknown end",
     encodeNotification({ kind: "push-failure", requestId: "s", readers: 1 }),
     0,
@@ -147,22 +154,4 @@ it("a release that does not reach P is only logged", async () => {
   await register({ isAwaited: false, localBlockIds: [] });
   expect(logged).toContain("push-withdrawal-failed");
   expect(worker.outstanding()).toMatchObject({ registered: 0, notifications: 0 });
-});
-
-it.each([
-  ["with a reason fails its requests", ["KV_AGENT_CLOSED"]],
-  ["without one reports none", []],
-])("a worker that closes %s, and does not wait longer than its grace", async (_, codes) => {
-  const { clock, worker, context, register, logged, idle } = setUp();
-  await register();
-  const closed = worker.close(
-    codes.length > 0 ? new KvError("KV_AGENT_CLOSED", "asleep") : undefined,
-  );
-  for (let at = 0; at < 12; at++) {
-    await idle();
-    clock.advance(1000);
-  }
-  await closed;
-  expect(context.output.take().failedReceiving.map(({ code }) => code)).toEqual(codes);
-  expect(logged).toContain("close-did-not-wait");
 });

@@ -1,4 +1,4 @@
-import { type LogFields, type SideChannel, silentLog } from "@kv/interface";
+import { type SideChannel, silentLog } from "@kv/interface";
 import {
   type CompatibilityFactors,
   compatibilityHash,
@@ -77,8 +77,6 @@ function asking(peer: Peer) {
     listen: () => Promise.reject(new Error("not here")),
     close: async () => {},
   };
-  const relaxed: LogFields[] = [];
-  const warn = (_: string, fields: LogFields = {}) => void relaxed.push(fields);
   const handshake = new ConnectorHandshake({
     sideChannel,
     settings: connectorSettings(
@@ -92,13 +90,13 @@ function asking(peer: Peer) {
     cache: simConfig(16),
     local: testRank(),
     transferMode: "pull",
-    log: { ...silentLog, warn },
+    log: silentLog,
   });
   const { extension } = decodeHandshakePayload(handshake.payload(new Uint8Array()));
   const own = extension?.["factors"] as CompatibilityFactors;
   const ask = (tpRanks: readonly number[], change: Partial<EngineAddress> = {}) =>
     handshake.ask({ ...address, ...change }, tpRanks);
-  return { asked, relaxed, own, ask };
+  return { asked, own, ask };
 }
 
 const BFLOAT16 = { dtype: "torch.bfloat16" };
@@ -192,15 +190,5 @@ describe("a handshake", () => {
     expect(clock.rttMs).toBe(10);
     expect(clock.offsetMs).toBeCloseTo(100_000, 6);
     expect(incarnation).toBe("i");
-  });
-
-  it("accepts a different compatibility hash when it is not enforced, and reports the differences", async () => {
-    const lax = asking({ ...BFLOAT16, extra: RELAXED });
-    expect((await lax.ask([0, 1])).ranks).toHaveLength(2);
-    const differences = [{ factor: "dtype", ours: "torch.float32", theirs: "torch.bfloat16" }];
-    expect(lax.relaxed).toMatchObject([{ differences }]);
-    const equal = asking({ extra: RELAXED });
-    await equal.ask([0]);
-    expect(equal.relaxed).toEqual([]);
   });
 });

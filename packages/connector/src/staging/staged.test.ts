@@ -1,6 +1,5 @@
 import {
   type ConnectorModule,
-  type EngineIdentity,
   type FailedReceive,
   type KvCacheConfig,
   type KvCaches,
@@ -86,7 +85,7 @@ it("work is pending while a step has orders for the copies, or the connector has
 async function loading(unverifiedReceiving: string[] = []) {
   const done: string[] = [];
   const gates: (() => void)[] = [];
-  let landed = noOutput();
+  let landed: WorkerOutput = noOutput();
   const inner: Partial<WorkerConnector> = {
     name: "inner",
     onProgress() {},
@@ -193,7 +192,7 @@ it("a platform without staging is refused", () => {
   );
 });
 
-it.each<[string, object, Partial<EngineIdentity>, RegExp]>([
+it.each<[string, object, Parameters<typeof engineIdentity>[1], RegExp]>([
   ["a readback", { bidirectional_kv_xfer: true }, {}, /bidirectional_kv_xfer/],
   ["ranks that share a sequence", {}, { tpSize: 2, dcpSize: 2 }, /holds whole sequences/],
   ["layer-wise push", { push_layerwise: true }, {}, /after the forward pass/],

@@ -48,7 +48,7 @@ test("refuses a request for more than the whole pool with both numbers, and a po
 
 test("a pool has as many blocks as fit into its bytes over all layers, two at least", () => {
   const regions = [{ blockLengthBytes: 10 }, { blockLengthBytes: 6 }];
-  const blocks = (bytes: number) => stagingPoolBlocks({ regions } as KvCaches, bytes);
+  const blocks = (bytes: number) => stagingPoolBlocks({ regions } as unknown as KvCaches, bytes);
   expect([blocks(32), blocks(63)]).toEqual([2, 3]);
   expect(() => blocks(31)).toThrowError(/of 31 bytes holds 1 blocks of 16 bytes/);
 });

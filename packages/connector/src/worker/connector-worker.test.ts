@@ -132,7 +132,7 @@ interface Given {
   readonly kv_buffer_device?: string;
 }
 const STAGES = { kv_role: "kv_consumer", ppSize: 2 };
-const STAGED_PLATFORM = { ...cpuPlatform(), createStaging: expect.fail };
+const STAGED_PLATFORM = { ...cpuPlatform(), createStaging: () => expect.fail() };
 test.each<["read" | "write", lacks: object, Given, message: string | undefined]>([
   [
     "read",

@@ -1,8 +1,7 @@
-import { KvError } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { describe, expect, it } from "vitest";
 import { PushReplies } from "../../src/receive.js";
-import { OWN, writerOn } from "./writer-alone.js";
+import { writerOn } from "./writer-alone.js";
 
 // Counterparts of the unit tests of vLLM's push connector (PR 35264): steps, notifications, leases.
 
@@ -70,24 +69,5 @@ describe("notifications and leases", () => {
     clock.advance(30_001);
     expect(output.take().finishedSending).toEqual(["r"]);
     expect([woken, writer.outstanding().leases]).toEqual([1, 0]);
-  });
-});
-
-describe("a writer that closes", () => {
-  it.each([
-    ["with a reason tells waiting consumers, and reports finished requests", ["KV1:"], ["r"]],
-    ["without one says nothing", [], []],
-  ])("%s", async (_, told, reported) => {
-    const { writer, none, order, finish, register, idle, notified, output } = writerOn();
-    const { expiresAtMs: _end, ...running } = order("runs");
-    writer.step({ ...none, inBatch: [running] });
-    finish("r");
-    register("waits", { kv_peer: { ...OWN, match_id: "waits" } });
-    await writer.close(
-      reported.length > 0 ? new KvError("KV_MEMORY_NOT_REGISTERED", "asleep") : undefined,
-    );
-    register("late", { kv_peer: { ...OWN, match_id: "late" } });
-    await idle();
-    expect([notified, output.take().finishedSending]).toEqual([told, reported]);
   });
 });
