@@ -1,5 +1,5 @@
 import { METRICS, memoryMetrics } from "@kv/connector";
-import { KvError, silentLog } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import {
   decodeNotification,
   encodeNotification,
@@ -42,31 +42,22 @@ const order: RegistrationOrder = {
   isAwaited: true,
 };
 
-function setUp({ isReached = true } = {}) {
+function setUp() {
   const clock = manualClock();
   const counters = memoryMetrics();
-  const logged: string[] = [];
   const context = testContext({
     agent: listAgent({ notify: async () => {} }),
     clock,
     local: testRank(),
     incarnation: "p-process",
     features: [PUSH_CONTROL],
-    remote(tpRanks) {
-      if (!isReached) throw new KvError("KV_SIDE_CHANNEL_UNREACHABLE", "nobody is there");
-      return testRanks(() => testRank())(tpRanks);
-    },
+    remote: testRanks(() => testRank()),
     extra: { request_timeout: 5, engine_ttl: 1 },
   });
   const worker = new DecodeWorker({
     ...context,
     caches: { config: simConfig(16), regions: [] },
     metrics: new TransferMetrics(counters),
-    log: {
-      ...silentLog,
-      debug: (event: string) => void logged.push(event),
-      warn: (event: string) => void logged.push(event),
-    },
   });
   leavesNothing(
     () => ({ ...worker.outstanding(), timers: clock.pending() }),
@@ -80,17 +71,17 @@ function setUp({ isReached = true } = {}) {
   const idle = async () => {
     for (let i = 0; i < 200; i++) await Promise.resolve();
   };
-  const register = async (change: Partial<RegistrationOrder> = {}) => {
+  const register = async () => {
     worker.step({
       incarnation: "d-process",
-      registrations: [{ ...order, ...change }],
+      registrations: [order],
       withdrawals: [],
       heartbeats: [],
     });
     await idle();
   };
   const unknown = () => counters.total(METRICS.notificationsAfterExpiry);
-  return { clock, worker, context, logged, idle, register, unknown };
+  return { worker, context, idle, register, unknown };
 }
 
 const ended = (change: object = {}) =>
@@ -147,11 +138,4 @@ it.each<[string, Uint8Array, finished: number, failed: string[], unknown: number
     failed,
     count,
   ]);
-});
-
-it("a release that does not reach P is only logged", async () => {
-  const { register, logged, worker } = setUp({ isReached: false });
-  await register({ isAwaited: false, localBlockIds: [] });
-  expect(logged).toContain("push-withdrawal-failed");
-  expect(worker.outstanding()).toMatchObject({ registered: 0, notifications: 0 });
 });

@@ -25,15 +25,14 @@ function waitingRequest(incarnation: string | undefined, ...answers: Answer[]) {
   const engine = { incarnation } as RemoteEngine;
   const [drop, fail] = [vi.fn(), vi.fn()];
   const order = { requestId: "r-1", remote: PREFILL } as RegistrationOrder;
-  const queryLease = vi.fn(async (_remote: unknown, _signal: AbortSignal) => {
+  const queryLease = vi.fn(async () => {
     const answer = answers.shift();
     if (answer === undefined) throw new KvError("KV_SIDE_CHANNEL_TIMEOUT", "no answer");
     return { held: false, ...(typeof answer === "string" ? { incarnation: answer } : answer) };
   });
   const receive = { order, fail, engine } as unknown as PendingReceive<RegistrationOrder>;
-  const clock = virtualClock();
   const liveness = new ProducerLiveness({
-    clock,
+    clock: virtualClock(),
     engines: { peek: () => engine, drop, queryLease },
     receives: { values: () => [receive] },
     probeTimeoutMs: 1000,
@@ -47,7 +46,7 @@ function waitingRequest(incarnation: string | undefined, ...answers: Answer[]) {
     expect(drop).toHaveBeenCalledTimes(fail.mock.calls.length);
     return fail.mock.calls.map(([error]) => (error as Error).message);
   };
-  return { liveness, clock, queryLease, receive, afterFailedHeartbeats };
+  return { liveness, queryLease, receive, afterFailedHeartbeats };
 }
 
 const SUFFIX = "before it wrote the KV of request r-1";
@@ -90,20 +89,4 @@ test("a request that still opens the engine does not fail with the one of before
   receive.engine = undefined;
   expect(await afterFailedHeartbeats(2)).toEqual([]);
   expect(queryLease).not.toHaveBeenCalled();
-});
-
-test.each([
-  ["after its time", 1000],
-  ["when the worker closes", 0],
-])("a probe that gets no answer ends %s", async (_, afterMs) => {
-  const { liveness, clock, queryLease, receive } = waitingRequest("one");
-  queryLease.mockImplementation(
-    (_remote, signal) =>
-      new Promise((_resolve, reject) => signal.addEventListener("abort", reject)),
-  );
-  const probe = liveness.probe(receive.order);
-  if (afterMs === 0) liveness.close();
-  else await clock.advance(afterMs);
-  expect(await probe).toBeUndefined();
-  expect(clock.pendingTimers).toBe(0);
 });
