@@ -51,7 +51,8 @@ const AREAS = {
     files: "packages/push/src/**/*.ts",
     tests: [
       "packages/push/src/**/*.test.ts",
-      "packages/push/test/{counterparts/*,golden,layerwise,scenarios,sleep-mode,traces}.test.ts",
+      "packages/push/test/{counterparts/*,cache-kinds,golden,layerwise}.test.ts",
+      "packages/push/test/{scenarios,sleep-mode,traces,transfer-id}.test.ts",
     ],
     sample: 6,
   },

@@ -14,7 +14,6 @@ import {
 /** Messages in flight arrive within it. */
 const REMEMBER_MS = 600_000;
 const MAX_REMEMBERED = 65_536;
-const MAX_WAITING = 65_536;
 /** Room for 13,000 prompts of 10,000 tokens in blocks of 16. */
 export const MAX_WAITING_BYTES = 64 * 2 ** 20;
 const REGISTRATION_BYTES = 2048;
@@ -331,7 +330,7 @@ export class RegistrationMatcher {
     engine.bytes += bytes;
     this.#bytes += bytes;
     const lost: KeyedRegistration[] = [];
-    while (this.#waiting.size > MAX_WAITING || this.#bytes > MAX_WAITING_BYTES) {
+    while (this.#bytes > MAX_WAITING_BYTES) {
       let largest = engine;
       for (const other of this.#byEngine.values()) if (other.bytes > largest.bytes) largest = other;
       const [oldest = key] = largest.keys;
@@ -555,7 +554,7 @@ function names(registration: Registration, request: RequestIdentity): boolean {
   if (prefill === undefined) {
     if (transferId !== undefined && request.transferId !== undefined)
       return transferId === request.transferId;
-    return matchId === requestId || baseRequestId(matchId) === baseRequestId(requestId);
+    return baseRequestId(matchId) === baseRequestId(requestId);
   }
   return (
     prefill.wireId === wireId &&

@@ -53,6 +53,7 @@ describe("a registration is compared with the prompt of the request that it name
     ["by P's parameters", "after", { prefill, ...same }, ["r → d [7,8,9]"]],
     ["by P's parameters", "before", { prefill: { ...prefill, incarnation: "before" } }, []],
     ["by P's parameters", "after", { prefill: { ...prefill, incarnation: "before" } }, []],
+    ["by P's parameters", "after", { prefill: { ...prefill, capability: "c".repeat(22) } }, []],
     ["by its id", "before", { match_id: "r", ...another }, []],
     ["by its id", "after", { match_id: "r", ...another }, []],
     ["by its id", "before", { match_id: "r", ...same }, ["r → d [7,8,9]"]],
