@@ -10,7 +10,7 @@ import { root, runInTerminal } from "../setup/setup.mjs";
 const REQUESTS = "packages/{pull,push}/test/{scenarios,traces}.test.ts";
 /**
  * What is mutated, by which tests it is judged, and one of how many statements is in the sample.
- * Left out: texts, metrics, settings, and staging, whose tests are those of @kv/neuron.
+ * Left out: texts, metrics and settings.
  */
 const AREAS = {
   topology: {
@@ -27,20 +27,32 @@ const AREAS = {
     sample: 40,
   },
   connector: {
-    files: "packages/connector/src/{handshake,peers,requests,scheduler,worker}/*.ts",
-    tests: ["packages/connector/src/**/*.test.ts", REQUESTS],
+    files: "packages/connector/src/{handshake,peers,requests,scheduler,staging,worker}/*.ts",
+    tests: [
+      "packages/connector/src/**/*.test.ts",
+      // What its callers see of it.
+      "packages/{pull,push}/src/*.test.ts",
+      "packages/{pull,push}/test/sleep-mode.test.ts",
+      "packages/pull/test/{engine-input,isolation}.test.ts",
+      "packages/neuron/test/staging-in-steps.test.ts",
+      REQUESTS,
+    ],
     sample: 12,
   },
   pull: {
     files: "packages/pull/src/*.ts",
-    tests: ["packages/pull/src/*.test.ts", "packages/pull/test/{scenarios,traces}.test.ts"],
+    tests: [
+      "packages/pull/src/*.test.ts",
+      "packages/pull/test/{scenarios,sleep-mode,traces}.test.ts",
+    ],
     sample: 2,
   },
   push: {
     files: "packages/push/src/**/*.ts",
     tests: [
       "packages/push/src/**/*.test.ts",
-      "packages/push/test/{counterparts/*,golden,layerwise,scenarios,traces}.test.ts",
+      "packages/push/test/{counterparts/*,cache-kinds,golden,layerwise}.test.ts",
+      "packages/push/test/{scenarios,sleep-mode,traces,transfer-id}.test.ts",
     ],
     sample: 6,
   },

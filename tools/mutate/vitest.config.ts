@@ -34,8 +34,13 @@ export default mergeConfig(
     test: {
       include: scope === undefined && own.length > 0 ? own : ALL,
       env: { KV_PROPERTY_FACTOR: "0.1", KV_PROPERTY_FIRST: "1" },
-      setupFiles: [fileURLToPath(new URL("../hostile/properties/more-runs.ts", import.meta.url))],
+      setupFiles: ["../hostile/properties/more-runs.ts", "covered-to-the-end.ts"].map((file) =>
+        fileURLToPath(new URL(file, import.meta.url)),
+      ),
       bail: 1,
+      // A mutant for which a test would wait has failed.
+      testTimeout: 8000,
+      hookTimeout: 8000,
       sequence: { sequencer: UnitsFirst },
     },
   }),

@@ -86,19 +86,23 @@ async function until(side: Side, requestId: string) {
   throw new Error(`${requestId} did not end`);
 }
 
-/** Computes a prompt on the prefill side and returns its parameters. */
-async function prefill(
-  requestId: string,
-  tokens: number,
-  blockIds: BlockIds,
-): Promise<KvTransferParams> {
+/** Admits a prompt on the prefill side. */
+function admitted(requestId: string, tokens: number, blockIds: BlockIds) {
   const { scheduler } = pair.prefill;
   const request = produced(requestId, tokens);
   expect(scheduler.matchedTokens(request, 0).wait).not.toBe(true);
   scheduler.afterAllocation(request, blockIds, 0);
+  return {
+    end: (reason: "aborted" | "error" | "length") =>
+      scheduler.requestFinished(request, blockIds, reason),
+  };
+}
+
+/** Computes a prompt on the prefill side and returns its parameters. */
+async function prefill(...given: Parameters<typeof admitted>): Promise<KvTransferParams> {
+  const { end } = admitted(...given);
   await step("prefill");
-  const { kvTransferParams } = scheduler.requestFinished(request, blockIds, "length");
-  return kvTransferParams ?? {};
+  return end("length").kvTransferParams ?? {};
 }
 
 describe("back-pressure", () => {
@@ -166,13 +170,10 @@ describe("chunked prefill", () => {
     await open({
       onCopied: (host, { wire }) => void (host === "p" && saves.push(...(wire[0] ?? []), 0)),
     });
-    const request = produced("a", 40);
-    const { scheduler } = pair.prefill;
-    scheduler.matchedTokens(request, 0);
-    scheduler.afterAllocation(request, [[5, 6, 7]], 0);
+    const { end } = admitted("a", 40, [[5, 6, 7]]);
     for (const tokens of [10, 20, 20, 40, 41]) await step("prefill", { a: tokens });
     expect(saves).toEqual([1, 0, 2, 3, 0]);
-    scheduler.requestFinished(request, [[5, 6, 7]], "aborted");
+    end("aborted");
   });
 
   /** Groups of 16 and of 64 tokens per block, and the device blocks of a prompt of 150 tokens. */
@@ -196,10 +197,7 @@ describe("chunked prefill", () => {
 
   test("vllm#30358: groups of 16 and 64 tokens per block are saved in blocks of their own, each once", async () => {
     const saves = await openRecorded({ groups: UNEQUAL });
-    const request = produced("a", 150);
-    const { scheduler } = pair.prefill;
-    scheduler.matchedTokens(request, 0);
-    scheduler.afterAllocation(request, BLOCKS, 0);
+    const { end } = admitted("a", 150, BLOCKS);
     for (const tokens of [64, 150]) await step("prefill", { a: tokens });
     expect(saves).toEqual([
       [[1, 2, 3, 4], [11]],
@@ -208,7 +206,7 @@ describe("chunked prefill", () => {
         [12, 13],
       ],
     ]);
-    scheduler.requestFinished(request, BLOCKS, "aborted");
+    end("aborted");
   });
 
   test("vllm#30419: with a prefix hit, each group loads the blocks after its own blocks of the hit", async () => {
@@ -233,26 +231,20 @@ describe("chunked prefill", () => {
 
   test("a request that a step leaves out keeps the tokens that it was last named with (vllm#30358)", async () => {
     const saves = await openRecorded();
-    const request = produced("a", 100);
-    const { scheduler } = pair.prefill;
-    scheduler.matchedTokens(request, 0);
-    scheduler.afterAllocation(request, [[1, 2, 3, 4, 5, 6, 7]], 0);
+    const { end } = admitted("a", 100, [[1, 2, 3, 4, 5, 6, 7]]);
     for (const computed of [{ a: 64 }, {}, { other: 10 }, { a: 100 }])
       await step("prefill", computed);
     expect(saves).toEqual([[[1, 2, 3, 4]], [[5, 6, 7]]]);
-    scheduler.requestFinished(request, [[1, 2, 3, 4, 5, 6, 7]], "aborted");
+    end("aborted");
   });
 
   test("a request that no step has named counts as computed, and so do all without a map", async () => {
     const saves = await openRecorded();
-    const request = produced("a", 40);
-    const { scheduler } = pair.prefill;
-    scheduler.matchedTokens(request, 0);
-    scheduler.afterAllocation(request, [[5, 6, 7]], 0);
+    const { end } = admitted("a", 40, [[5, 6, 7]]);
     await step("prefill", { other: 1 });
     await step("prefill");
     expect(saves).toEqual([[[1, 2, 3]], [[1, 2, 3]]]);
-    scheduler.requestFinished(request, [[5, 6, 7]], "aborted");
+    end("aborted");
   });
 });
 
@@ -293,17 +285,14 @@ describe.each([pullConnector, pushConnector])(
         const errors: string[] = [];
         await open({ connector, onError: (event) => void errors.push(event) });
         const blocks = [5, 6, 7];
-        const request = produced("a", 48);
-        const { scheduler } = pair.prefill;
-        scheduler.matchedTokens(request, 0);
-        scheduler.afterAllocation(request, [blocks], 0);
+        const { end } = admitted("a", 48, [blocks]);
         await fill("prefill", blocks, 1);
         await step("prefill", { a: 20 });
         await step("prefill");
         for (const computed of more) await step("prefill", computed);
         await fill("prefill", [6, 7], 101);
         await step("prefill", { a: 48 });
-        const { kvTransferParams = {} } = scheduler.requestFinished(request, [blocks], "length");
+        const { kvTransferParams } = end("length");
         await step("prefill");
         const consumer = asked("a", 48, kvTransferParams ?? {});
         const { tokens } = pair.decode.scheduler.matchedTokens(consumer, 0);
@@ -314,20 +303,22 @@ describe.each([pullConnector, pushConnector])(
       },
     );
 
-    it("H2: an engine that names a part again, and not the last tokens, is told", async () => {
-      const errors: unknown[] = [];
-      await open({ connector, onError: (event, details) => void errors.push([event, details]) });
-      const request = produced("a", 48);
-      const { scheduler } = pair.prefill;
-      scheduler.matchedTokens(request, 0);
-      scheduler.afterAllocation(request, [[5, 6, 7]], 0);
-      for (const computed of [{ a: 20 }, undefined, { a: 40 }]) await step("prefill", computed);
-      scheduler.requestFinished(request, [[5, 6, 7]], "length");
-      await step("prefill");
-      expect(errors).toEqual([
-        ["staging-save-incomplete", { requestId: "a", savedTokens: 40, numTokens: 48 }],
-      ]);
-    });
+    it.each([
+      ["names a part again", [{ a: 20 }, undefined, { a: 40 }], 40],
+      ["leaves the request out", [{ a: 20 }, {}], 20],
+    ])(
+      "H2: an engine that %s, and does not name the last tokens, is told",
+      async (_, steps, savedTokens) => {
+        const errors: unknown[] = [];
+        await open({ connector, onError: (event, details) => void errors.push([event, details]) });
+        const { end } = admitted("a", 48, [[5, 6, 7]]);
+        for (const computed of steps) await step("prefill", computed);
+        end("length");
+        await step("prefill");
+        const details = { requestId: "a", savedTokens, numTokens: 48 };
+        expect(errors).toEqual([["staging-save-incomplete", details]]);
+      },
+    );
   },
 );
 
@@ -354,21 +345,6 @@ describe("blocks that cannot be staged", () => {
     );
     await open();
   });
-
-  test("an engine that ends a request without naming its last tokens is told", async () => {
-    const errors: unknown[] = [];
-    await open({ onError: (event, details) => void errors.push([event, details]) });
-    const request = produced("a", 40);
-    const { scheduler } = pair.prefill;
-    scheduler.matchedTokens(request, 0);
-    scheduler.afterAllocation(request, [[5, 6, 7]], 0);
-    for (const computed of [{ a: 20 }, {}]) await step("prefill", computed);
-    scheduler.requestFinished(request, [[5, 6, 7]], "length");
-    await step("prefill");
-    expect(errors).toEqual([
-      ["staging-save-incomplete", { requestId: "a", savedTokens: 20, numTokens: 40 }],
-    ]);
-  });
 });
 
 describe("a saved prompt", () => {
@@ -392,17 +368,13 @@ describe("a copy that fails", () => {
         if (broken && host === "p") throw new Error("bus error");
       },
     });
-    const request = produced("a", 32);
-    pair.prefill.scheduler.matchedTokens(request, 0);
-    pair.prefill.scheduler.afterAllocation(request, [[1, 2]], 0);
+    const { end } = admitted("a", 32, [[1, 2]]);
     await expect(step("prefill")).rejects.toMatchObject({
       code: "KV_STAGING_FAILED",
       details: { requestIds: ["a"] },
     });
     broken = false;
-    expect(pair.prefill.scheduler.requestFinished(request, [[1, 2]], "error").keepBlocks).toBe(
-      false,
-    );
+    expect(end("error").keepBlocks).toBe(false);
     expect(pair.prefill.scheduler.outstanding()["stagedBlocks"]).toBe(0);
   });
 

@@ -1,9 +1,17 @@
-import { KvError, type SideChannel, type Transfer, type TransferResult } from "@kv/interface";
+import { METRICS, memoryMetrics } from "@kv/connector";
+import {
+  KvError,
+  type SideChannel,
+  silentLog,
+  type Transfer,
+  type TransferResult,
+} from "@kv/interface";
 import { encodeLeaseReply, type LeaseReply } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
 import { leavesNothing } from "@kv/testing/nothing-left";
 import { listAgent, testContext, testRank, testRanks } from "@kv/testing/worker-context";
 import { describe, expect, it, test } from "vitest";
+import { TransferMetrics } from "../../connector/src/peers/transfers.js";
 import { DecodeWorker, leaseDeadlineMs } from "./decode-worker.js";
 import type { PullStepMetadata, ReceiveOrder } from "./step-metadata.js";
 
@@ -30,8 +38,12 @@ function setUp({
   prepared = true,
   answer = async (): Promise<LeaseReply> => ({ held: true, incarnation: "i" }),
   isPlain = false,
+  isReached = true,
+  takesNotifications = true,
 } = {}) {
   const clock = manualClock();
+  const counters = memoryMetrics();
+  const warned: string[] = [];
   const notified: string[] = [];
   let handshakes = 0;
   const agent = listAgent({
@@ -39,7 +51,10 @@ function setUp({
       done: Promise.resolve({} as TransferResult),
       released: Promise.resolve(),
     }),
-    notify: async (_, payload) => void notified.push(new TextDecoder().decode(payload)),
+    async notify(_, payload) {
+      if (!takesNotifications) throw new KvError("KV_NOTIFICATION_FAILED", "no");
+      notified.push(new TextDecoder().decode(payload));
+    },
   });
   const context = {
     ...testContext({
@@ -50,10 +65,13 @@ function setUp({
       extra: { engine_ttl: 1 },
       remote(tpRanks) {
         handshakes += 1;
+        if (!isReached) throw new KvError("KV_SIDE_CHANNEL_UNREACHABLE", "nobody is there");
         return testRanks(() => testRank())(tpRanks);
       },
     }),
     caches: { config: { groups: [{}] }, regions: [] } as never,
+    log: { ...silentLog, warn: (event: string) => void warned.push(event) },
+    metrics: new TransferMetrics(counters),
     sideChannel: {
       request: async () => ({
         frames: [encodeLeaseReply(await answer())],
@@ -76,75 +94,101 @@ function setUp({
     return context.output.take();
   };
   leavesNothing(
-    () => ({ ...worker.outstanding(), ...engines.outstanding(), timers: clock.pending() }),
+    () => ({
+      ...worker.outstanding(),
+      ...engines.outstanding(),
+      timers: clock.pending(),
+      lateCloses: warned.filter((event) => event === "close-did-not-wait").length,
+    }),
     async () => {
       clock.advance(1_000_000);
       await worker.close();
       await engines.close();
     },
   );
-  return { clock, step, notified, handshakes: () => handshakes };
+  const counted = (name: keyof typeof METRICS) => counters.total(METRICS[name]);
+  return { clock, step, worker, notified, counted, warned, handshakes: () => handshakes };
 }
 
 /**
  * Receives the request. P is still open after `engine_ttl`, and is notified when the blocks are
  * released.
  */
-async function received(given: Parameters<typeof setUp>[0]) {
-  const { clock, step, notified, handshakes } = setUp(given);
-  const output = await step({ receives: [order] });
+async function received(given: Parameters<typeof setUp>[0], change: Partial<ReceiveOrder> = {}) {
+  const { clock, step, worker, notified, counted, handshakes } = setUp(given);
+  const output = await step({ receives: [{ ...order, ...change }] });
+  const rest = { receives: 0, notifications: 0, heartbeats: 0 };
+  expect(worker.outstanding()).toEqual({ ...rest, unreleased: 1 });
   clock.advance(2000);
   expect(notified).toEqual([]);
   await step({ releases: [remote] });
   expect([notified, handshakes()]).toEqual([["wire-r:1"], 1]);
-  return output;
+  return { ...output, expired: counted("expiredRequests") };
 }
 
-const failure = (code: KvError["code"], failureType: string) => ({
-  failedReceiving: [expect.objectContaining({ requestId: "r", code, failureType })],
+const answers = (reply: Partial<LeaseReply>) => ({
+  answer: async () => ({ held: true, incarnation: "i", ...reply }),
 });
+test.each<[string, Partial<LeaseReply>, string[] | undefined]>([
+  ["that P does not compare", {}, ["r"]],
+  ["that P has compared", { prompt: "same" }, undefined],
+])(
+  "a request of a prompt %s is received, and its P is held open until the release",
+  async (_, reply, unverified) => {
+    const output = await received(answers(reply));
+    expect(output).toMatchObject({ finishedReceiving: ["r"], failedReceiving: [], expired: 0 });
+    expect(output.unverifiedReceiving).toEqual(unverified);
+  },
+);
 
-test("a request is received, and its P is held open until the release", async () => {
-  const output = await received({});
-  expect(output).toMatchObject({
-    finishedReceiving: ["r"],
-    unverifiedReceiving: ["r"],
-    failedReceiving: [],
-  });
-});
-
-test("a READ whose lists were not prepared fails the request, and its P is held open until the release", async () => {
-  expect(await received({ prepared: false })).toMatchObject(
-    failure("KV_INTERNAL", "transfer_setup_failed"),
-  );
-});
-
-test("a request is verified when P has compared the prompts, and refused when they differ", async () => {
-  const same = await received({
-    answer: async () => ({ held: true, incarnation: "i", prompt: "same" }),
-  });
-  expect(same).toMatchObject({ finishedReceiving: ["r"], failedReceiving: [] });
-  expect(same.unverifiedReceiving).toBeUndefined();
-  const differs = await received({
-    answer: async () => ({ held: false, incarnation: "i", prompt: "differs" }),
-  });
-  expect(differs).toMatchObject(failure("KV_PROMPT_MISMATCH", "prompt_mismatch"));
-});
-
-test("a failed lease query fails the request with lease_query_failed, not lease_expired", async () => {
-  const answer = () => Promise.reject(new KvError("KV_SIDE_CHANNEL_TIMEOUT", "no answer"));
-  expect(await received({ answer })).toMatchObject(
-    failure("KV_SIDE_CHANNEL_UNREACHABLE", "lease_query_failed"),
-  );
-});
+test.each<[string, ...Parameters<typeof received>, KvError["code"], failureType: string]>([
+  ["lists are not prepared", { prepared: false }, {}, "KV_INTERNAL", "transfer_setup_failed"],
+  [
+    "blocks are of more groups",
+    {},
+    { localBlockIds: [[1], [1]] },
+    "KV_BLOCKS_MISMATCH",
+    "transfer_setup_failed",
+  ],
+  [
+    "prompt differs",
+    answers({ held: false, prompt: "differs" }),
+    {},
+    "KV_PROMPT_MISMATCH",
+    "prompt_mismatch",
+  ],
+  [
+    "lease query fails",
+    { answer: () => Promise.reject(new KvError("KV_SIDE_CHANNEL_TIMEOUT", "no answer")) },
+    {},
+    "KV_SIDE_CHANNEL_UNREACHABLE",
+    "lease_query_failed",
+  ],
+  ["blocks P no longer holds", answers({ held: false }), {}, "KV_LEASE_EXPIRED", "lease_expired"],
+  [
+    "blocks another process of P holds under that name",
+    answers({ incarnation: "another" }),
+    {},
+    "KV_LEASE_EXPIRED",
+    "lease_expired",
+  ],
+])(
+  "a request whose %s fails, and its P is held open until the release",
+  async (_, given, change, code, failureType) => {
+    expect(await received(given, change)).toMatchObject({
+      failedReceiving: [expect.objectContaining({ requestId: "r", code, failureType })],
+      expired: failureType === "lease_expired" ? 1 : 0,
+    });
+  },
+);
 
 test.each([
-  ["P no longer holds", { held: false, incarnation: "i" }],
-  ["another process of P holds under that name", { held: true, incarnation: "another" }],
-])("a request whose blocks %s fails with lease_expired", async (_, reply) => {
-  expect(await received({ answer: async () => reply })).toMatchObject(
-    failure("KV_LEASE_EXPIRED", "lease_expired"),
-  );
+  ["cannot be reached", { isReached: false }],
+  ["takes no notification", { takesNotifications: false }],
+])("a P that %s is not told of the release, which is counted", async (_, given) => {
+  const { step, counted, warned } = setUp(given);
+  await step({ releases: [remote] });
+  expect([counted("failedNotifications"), warned.at(-1)]).toEqual([1, "notification_failed"]);
 });
 
 test("two uses of one id, which their capabilities distinguish, hold P open one by one", async () => {
@@ -164,10 +208,10 @@ test("two uses of one id, which their capabilities distinguish, hold P open one 
 });
 
 test.each([
-  ["a second", 1_001_000, []],
-  ["longer than a lease", 1_040_000, ["KV_LEASE_EXPIRED"]],
+  ["less than", 1_024_999, []],
+  ["as long as", 1_025_000, ["KV_LEASE_EXPIRED"]],
 ])(
-  "a plain P's lease began when the scheduler saw the request, %s ago by the scheduler's own clock",
+  "a plain P's lease began when the scheduler saw the request, %s a lease and its margin ago by the scheduler's own clock, and what is held is released at the end",
   async (_, schedulerClockMs, codes) => {
     const { step } = setUp({ isPlain: true });
     const receives = [{ ...order, seenAtMs: 1_000_000 }];

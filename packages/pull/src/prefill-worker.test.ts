@@ -1,5 +1,6 @@
 import { METRICS, memoryMetrics, readTransferConfig } from "@kv/connector";
 import { type LogFields, silentLog } from "@kv/interface";
+import type { KvNotification } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
 import { leavesNothing } from "@kv/testing/nothing-left";
 import { describe, expect, it } from "vitest";
@@ -11,6 +12,8 @@ import { PrefillWorker } from "./prefill-worker.js";
 const settings = connectorSettings(
   readTransferConfig({ kv_connector: "pull", kv_role: "kv_both" }),
 );
+
+const CAPABILITY = "c".repeat(22);
 
 function setUp() {
   const clock = manualClock(500);
@@ -25,6 +28,7 @@ function setUp() {
     requestId,
     wireId: `wire-${requestId}`,
     generation: 1,
+    capability: CAPABILITY,
     blockIds: [[1]],
   });
   leavesNothing(
@@ -116,5 +120,31 @@ describe("prefill worker", () => {
     expect(counters.total(METRICS.expiredRequests)).toBe(1);
     expect(counters.total(METRICS.notificationsAfterExpiry)).toBe(1);
     expect(sent()).toEqual([]);
+  });
+
+  const own = (type: string, capability = CAPABILITY) => ({
+    kind: "extension" as const,
+    message: {
+      type,
+      request_ids: ["wire-r", "another"],
+      capabilities: [capability, capability],
+    },
+  });
+  it.each<[string, KvNotification, endsAfterMs: number, isTaken?: boolean]>([
+    ["a vLLM D's", { kind: "heartbeat", requestIds: ["wire-r", "another"] }, 40_000],
+    ["one of ours", own("heartbeat"), 40_000],
+    ["one with a wrong capability", own("heartbeat", "d".repeat(22)), 30_000],
+    ["a message of another type", own("another"), 30_000, false],
+  ])("a heartbeat extends a lease: %s", (_, notification, endsAfterMs, isTaken = true) => {
+    const { admit, lease, clock, worker, sent, counters } = setUp();
+    admit("r");
+    lease("r");
+    clock.advance(20_000);
+    expect(worker.notified(notification, "d0")).toBe(isTaken);
+    clock.advance(endsAfterMs - 20_001);
+    expect(sent()).toEqual([]);
+    clock.advance(1);
+    expect(sent()).toEqual(["r"]);
+    expect(counters.total(METRICS.notificationsAfterExpiry)).toBe(0);
   });
 });

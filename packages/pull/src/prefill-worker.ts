@@ -144,11 +144,12 @@ export class PrefillWorker implements WorkerHalf<PrefillOrders> {
 
   #leaseExpired(wireId: string): void {
     const { log, metrics } = this.#context;
-    const readers = this.#completions.forget(wireId);
     const state = this.#byWireId.get(wireId);
+    if (state === undefined) return;
+    const readers = this.#completions.forget(wireId);
     metrics.leaseExpired();
-    log.warn("lease-expired", { requestId: state?.requestId ?? wireId, readers });
-    if (state !== undefined) this.#sent(state);
+    log.warn("lease-expired", { requestId: state.requestId, readers });
+    this.#sent(state);
   }
 
   #sent(state: SendableState): void {

@@ -264,6 +264,17 @@ describe("a cache whose last prompt tokens only the decode engine may compute (v
     expect(warned.map(([event]) => event)).toEqual(["readback-not-offered"]);
   });
 
+  it("warns of a readback that it does not do, and of KV in its cache that nobody has compared", () => {
+    const { scheduler, warned } = setUp({ extra: { cache_unverified_kv: true } });
+    const back = { ...PARAMS, do_remote_prefill: false, do_remote_decode: true };
+    scheduler.requestQueued(request("r", back));
+    scheduler.requestQueued(request("own", {}));
+    expect(warned.map(([event]) => event)).toEqual([
+      "unverified-kv-is-cached",
+      "readback-not-enabled",
+    ]);
+  });
+
   it("an engine with pipeline stages is refused bidirectional_kv_xfer: it cannot read", () => {
     expect(() => setUp({ extra: { bidirectional_kv_xfer: true }, ppSize: 2 })).toThrow(
       /bidirectional_kv_xfer is true, and this engine has 2 pipeline stages/,

@@ -10,8 +10,7 @@ it("H5: without kv_peer, D's own id shows nothing, and P is freed", async () => 
   const { p, d } = await play.pair();
   const { kv_peer: _, ...params } = await play.prefilled(p);
   expect(await play.decoded(d, params)).toBe("KV_REQUEST_INVALID");
-  await play.clock.advance(50);
-  expect(p.outstanding().kept).toBe(0);
+  await play.frees(p);
 });
 
 it.each([

@@ -76,8 +76,7 @@ describe.each([1, 2])("a producer with two pipeline stages and TP %i", (tpSize) 
         // A READ and a full prefix hit both send the notifications.
         for (const [index, cachedTokens] of [0, 40].entries()) {
           expect(await play.handedOver(p, d, index, { cachedTokens })).toBe("ok");
-          await play.clock.advance(50);
-          expect(p.outstanding().kept).toBe(0);
+          await play.frees(p);
           expect([...told.values()].map((words) => words.length)).toEqual(all);
           expect(new Set([...told.values()].flat())).toEqual(new Set([`r${index}:${n}`]));
           told.clear();
@@ -114,8 +113,7 @@ describe.each([1, 2])("a producer with two pipeline stages and TP %i", (tpSize) 
     expect(play.logged("d", "transfer_failed")).toMatchObject([
       { remoteRank: `pp1tp${tpSize - 1}` },
     ]);
-    await play.clock.advance(50);
-    expect(p.outstanding().kept).toBe(0);
+    await play.frees(p);
   });
 });
 

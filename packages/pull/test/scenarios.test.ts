@@ -63,8 +63,7 @@ describe("peers", () => {
     expect(String(play.logged("d", "handshake_setup_failed")[0]?.error)).toMatch(
       /model.*sim.*another-model/,
     );
-    await play.clock.advance(20);
-    expect(p.outstanding().kept).toBe(0);
+    await play.frees(p, 20);
     expect(play.logged("lax", "compatibility-relaxed")).toEqual([]);
     expect(await play.handedOver(p, lax, 2)).toBe("ok");
     // The differences are logged.
@@ -94,8 +93,7 @@ describe("peers", () => {
       for (const n of [1, 2, 3]) {
         const startedMs = play.clock.now();
         expect(await play.handedOver(p, d, n)).toBe(code);
-        await play.clock.advance(50);
-        expect(p.outstanding().kept).toBe(0);
+        await play.frees(p);
         expect(play.clock.now() - startedMs).toBeLessThan(200);
       }
       // Another configuration may have taken its place.
@@ -126,8 +124,7 @@ describe("leases", () => {
       const params = await play.prefilled(p);
       await play.clock.advance(29_900);
       expect(p.outstanding().kept).toBe(1);
-      await play.clock.advance(200);
-      expect(p.outstanding().kept).toBe(0);
+      await play.frees(p, 200);
       expect(play.counted("p", "expiredRequests")).toBe(1);
       expect(await play.decoded(d, params)).toBe("KV_LEASE_EXPIRED");
       expect(play.counted("d", "expiredRequests")).toBe(1);
@@ -140,8 +137,7 @@ describe("leases", () => {
     await play.prefilled(p);
     await play.clock.advance(119_000);
     expect(p.outstanding().kept).toBe(1);
-    await play.clock.advance(2000);
-    expect(p.outstanding().kept).toBe(0);
+    await play.frees(p, 2000);
   });
 
   it("end with the producer's process: a lease reply of its successor does not count", async () => {
@@ -200,24 +196,21 @@ describe("notifications", () => {
     const { p, d } = await play.pair({ plain: true }, { tpSize: 2 });
     expect(await play.handedOver(p, d, 1, { requestId: "other-name" })).toBe("ok");
     expect(said).toEqual(["d r1:2", "d r1:2"]);
-    await play.clock.advance(10);
-    expect(p.outstanding().kept).toBe(0);
+    await play.frees(p, 10);
   });
 
   it("reach every rank of a producer with more ranks, including ranks that are not read", async () => {
     await using play = createScenario();
     const { p, d } = await play.pair({ tpSize: 4, numKvHeads: 2 }, { tpSize: 1, numKvHeads: 2 });
     expect(await play.handedOver(p, d)).toBe("ok");
-    await play.clock.advance(50);
-    expect(p.outstanding().kept).toBe(0);
+    await play.frees(p);
   });
 
   it("are sent after a failed READ, so that the producer frees its blocks before the lease ends", async () => {
     await using play = createScenario({ faults: [{ fault: "fail", operation: "READ", times: 1 }] });
     const { p, d } = await play.pair({ tpSize: 2 });
     expect(await play.handedOver(p, d)).toBe("KV_TRANSFER_FAILED");
-    await play.clock.advance(50);
-    expect(p.outstanding().kept).toBe(0);
+    await play.frees(p);
     expect(play.counted("d", "failedTransfers")).toBe(1);
   });
 
@@ -270,8 +263,7 @@ describe("failed and aborted transfers", () => {
     d.abort("r1");
     await play.clock.advance(50);
     expect([d.outstanding().kept, d.outstanding().blocks, p.outstanding().kept]).toEqual([0, 0, 1]);
-    await play.clock.advance(1600);
-    expect(p.outstanding().kept).toBe(0);
+    await play.frees(p, 1600);
   });
 });
 

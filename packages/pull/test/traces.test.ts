@@ -1,6 +1,6 @@
 import { fileURLToPath } from "node:url";
 import { prompt, started } from "@kv/testing/scenarios/scenario";
-import type { SimEngineOptions } from "@kv/testing/simulator/sim-options";
+import type { EngineRequest, SimEngineOptions } from "@kv/testing/simulator/sim-options";
 import { type TracePlay, traceTests } from "@kv/testing/traces/trace-tests";
 import { pullConnector } from "../src/index.js";
 
@@ -21,54 +21,53 @@ async function firstTurn(play: TracePlay, decode: Partial<SimEngineOptions> = {}
 /** P's request of the second turn. */
 const SECOND = { ...prompt(1, 80), requestId: "t2" };
 
+/** P prefills a prompt, then D gets it. */
+const handedOver =
+  (
+    ofP: Partial<SimEngineOptions> = {},
+    ofD: Partial<SimEngineOptions> = {},
+    change: Partial<EngineRequest> = {},
+  ) =>
+  async (play: TracePlay) => {
+    const { p, d } = await play.pair(ofP, ofD);
+    await play.handedOver(p, d, 1, change);
+  };
+
+const secondTurn =
+  (change: Partial<EngineRequest> = {}, ofD: Partial<SimEngineOptions> = {}) =>
+  async (play: TracePlay) => {
+    const { p, params } = await firstTurn(play, ofD);
+    await play.outcome(p.prefill({ ...SECOND, params, ...change }));
+  };
+
 traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
   "full-fetch": {
     about: ["D has nothing of the prompt and READs all of its blocks."],
-    async play(play) {
-      const { p, d } = await play.pair();
-      const params = await play.prefilled(p, 1);
-      await play.decoded(d, params);
-    },
+    play: handedOver(),
   },
 
   "partial-prefix-hit": {
     about: ["D's prefix cache has the first block of the prompt. D READs the others."],
-    async play(play) {
-      const { p, d } = await play.pair();
-      const params = await play.prefilled(p, 1);
-      await play.decoded(d, params, 1, { cachedTokens: 16 });
-    },
+    play: handedOver({}, {}, { cachedTokens: 16 }),
   },
 
   "full-prefix-hit": {
     about: [
       "D's prefix cache has the whole prompt. D READs nothing, and tells P that it may free the blocks.",
     ],
-    async play(play) {
-      const { p, d } = await play.pair();
-      const params = await play.prefilled(p, 1);
-      await play.decoded(d, params, 1, { cachedTokens: 40 });
-    },
+    play: handedOver({}, {}, { cachedTokens: 40 }),
   },
 
   "tp-2-to-1": {
     about: [
       "P has two ranks, D has one. D READs its heads from both, and both wait for D's one rank.",
     ],
-    async play(play) {
-      const { p, d } = await play.pair({ tpSize: 2 });
-      const params = await play.prefilled(p, 1);
-      await play.decoded(d, params);
-    },
+    play: handedOver({ tpSize: 2 }),
   },
 
   "tp-1-to-2": {
     about: ["P has one rank, D has two. P's rank waits for both: each says that there are two."],
-    async play(play) {
-      const { p, d } = await play.pair({}, { tpSize: 2 });
-      const params = await play.prefilled(p, 1);
-      await play.decoded(d, params);
-    },
+    play: handedOver({}, { tpSize: 2 }),
   },
 
   "two-readers": {
@@ -115,11 +114,7 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       "P's steps take 50 ms. D has READ the blocks before P's next step, which would begin the lease.",
       "P's worker remembers that, and reports the request in that step.",
     ],
-    async play(play) {
-      const { p, d } = await play.pair({ stepMs: 50 });
-      const params = await play.prefilled(p, 1);
-      await play.decoded(d, params);
-    },
+    play: handedOver({ stepMs: 50 }),
   },
 
   "abort-while-reading": {
@@ -199,11 +194,7 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
     about: [
       "D's request has other tokens than the prompt that P computed. P's answer to the lease query says so.",
     ],
-    async play(play) {
-      const { p, d } = await play.pair();
-      const params = await play.prefilled(p, 1);
-      await play.outcome(d.decode({ ...prompt(1), prompt: 9, params }));
-    },
+    play: handedOver({}, {}, { prompt: 9 }),
   },
 
   "parameters-invalid": {
@@ -221,11 +212,7 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
     about: [
       "P serves another model. D compares the hashes of the handshake, READs nothing, and has P free its blocks.",
     ],
-    async play(play) {
-      const { p, d } = await play.pair({ model: "another" });
-      const params = await play.prefilled(p, 1);
-      await play.decoded(d, params);
-    },
+    play: handedOver({ model: "another" }),
   },
 
   "abort-while-queued": {
@@ -259,11 +246,7 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       "D tells P in any case, so P frees its blocks.",
     ],
     faults: [{ fault: "fail", operation: "READ", times: 1 }],
-    async play(play) {
-      const { p, d } = await play.pair({}, { loadFailurePolicy: "recompute" });
-      const params = await play.prefilled(p, 1);
-      await play.decoded(d, params);
-    },
+    play: handedOver({}, { loadFailurePolicy: "recompute" }),
   },
 
   "vllm-p": {
@@ -300,30 +283,21 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       "P has 48 of D's 60 tokens. 12 are fewer than kv_recompute_threshold: P computes them, and tells D.",
     ],
     afterMs: 30_050,
-    async play(play) {
-      const { p, params } = await firstTurn(play);
-      await play.outcome(p.prefill({ ...SECOND, params, cachedTokens: 48 }));
-    },
+    play: secondTurn({ cachedTokens: 48 }),
   },
 
   "readback-prompt-mismatch": {
     about: [
       "The next prompt differs from the conversation in one token of the output. D's answer to P's query says so.",
     ],
-    async play(play) {
-      const { p, params } = await firstTurn(play);
-      await play.outcome(p.prefill({ ...SECOND, params, changedToken: 50 }));
-    },
+    play: secondTurn({ changedToken: 50 }),
   },
 
   "readback-shorter-prompt": {
     about: [
       "The next prompt is shorter than what D keeps: the last answer is made anew. P refuses, and tells D.",
     ],
-    async play(play) {
-      const { p, params } = await firstTurn(play);
-      await play.outcome(p.prefill({ ...SECOND, numTokens: 40, params }));
-    },
+    play: secondTurn({ numTokens: 40 }),
   },
 
   "readback-used-twice": {
@@ -380,10 +354,7 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pullConnector, {
       "D speaks vLLM's protocol without our extensions. It answers no lease query: nobody compares the prompts.",
     ],
     afterMs: 30_050,
-    async play(play) {
-      const { p, params } = await firstTurn(play, { plain: true });
-      await play.outcome(p.prefill({ ...SECOND, params }));
-    },
+    play: secondTurn({}, { plain: true }),
   },
 
   "readback-vllm-d-late": {

@@ -1,8 +1,10 @@
-import { type Agent, KvError } from "@kv/interface";
+import { METRICS, memoryMetrics } from "@kv/connector";
+import { KvError } from "@kv/interface";
 import {
   decodeNotification,
-  decodePushControl,
+  encodeNotification,
   encodeRegistrationEnded,
+  encodeRegistrationWritten,
   PUSH_CONTROL,
 } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
@@ -10,6 +12,7 @@ import { leavesNothing } from "@kv/testing/nothing-left";
 import { simConfig } from "@kv/testing/simulator/sim-config";
 import { listAgent, testContext, testRank, testRanks } from "@kv/testing/worker-context";
 import { expect, it } from "vitest";
+import { TransferMetrics } from "../../connector/src/peers/transfers.js";
 import { DecodeWorker } from "./decode-worker.js";
 import type { RegistrationOrder } from "./step-metadata.js";
 
@@ -39,16 +42,11 @@ const order: RegistrationOrder = {
   isAwaited: true,
 };
 
-it.each([
-  ["this registration", {}, true],
-  ["another process of D", { incarnation: "another" }, false],
-  ["an earlier registration of the id", { generation: 3 }, false],
-  ["one whose secret P does not know", { secret: "t".repeat(22) }, false],
-])("P's notice that it does not write ends a request only for %s", async (_, change, ends) => {
+function setUp() {
   const clock = manualClock();
-  const agent: Partial<Agent> = { notify: async () => {} };
+  const counters = memoryMetrics();
   const context = testContext({
-    agent: listAgent(agent),
+    agent: listAgent({ notify: async () => {} }),
     clock,
     local: testRank(),
     incarnation: "p-process",
@@ -59,6 +57,7 @@ it.each([
   const worker = new DecodeWorker({
     ...context,
     caches: { config: simConfig(16), regions: [] },
+    metrics: new TransferMetrics(counters),
   });
   leavesNothing(
     () => ({ ...worker.outstanding(), timers: clock.pending() }),
@@ -72,14 +71,21 @@ it.each([
   const idle = async () => {
     for (let i = 0; i < 200; i++) await Promise.resolve();
   };
-  worker.step({
-    incarnation: "d-process",
-    registrations: [order],
-    withdrawals: [],
-    heartbeats: [],
-  });
-  await idle();
-  const payload = encodeRegistrationEnded({
+  const register = async () => {
+    worker.step({
+      incarnation: "d-process",
+      registrations: [order],
+      withdrawals: [],
+      heartbeats: [],
+    });
+    await idle();
+  };
+  const unknown = () => counters.total(METRICS.notificationsAfterExpiry);
+  return { worker, context, idle, register, unknown };
+}
+
+const ended = (change: object = {}) =>
+  encodeRegistrationEnded({
     wireId: "r",
     incarnation: "d-process",
     generation: 4,
@@ -88,12 +94,48 @@ it.each([
     message: "no",
     ...change,
   });
-  const notification = decodeNotification(payload);
-  if (notification.kind === "extension")
-    expect(decodePushControl(notification.message)?.kind).toBe("ended");
-  expect(worker.notified(notification, "agent 0")).toBe(true);
+const written = (secret: string, wireId = "r") =>
+  encodeRegistrationWritten({ wireId, readers: 1, secret });
+const [OTHER, REFUSED] = ["t".repeat(22), ["KV_PROMPT_MISMATCH"]];
+
+it.each<[string, Uint8Array, finished: number, failed: string[], unknown: number]>([
+  ["the end of this registration", ended(), 1, REFUSED, 0],
+  ["that of another process of D", ended({ incarnation: "another" }), 0, [], 0],
+  ["that of an earlier registration of the id", ended({ generation: 3 }), 0, [], 0],
+  ["that of one whose secret P does not know", ended({ secret: OTHER }), 0, [], 0],
+  ["that of an unknown registration", ended({ wireId: "s" }), 0, [], 0],
+  ["that it is written", written(order.secret), 1, [], 0],
+  ["that it is written, with another secret", written(OTHER), 0, [], 1],
+  ["that another is written", written(order.secret, "s"), 0, [], 1],
+  [
+    "vLLM's form of an end, which proves nothing",
+    encodeNotification({ kind: "push-failure", requestId: "r", readers: 1 }),
+    0,
+    [],
+    0,
+  ],
+  [
+    "vLLM's form of an unknown end",
+    encodeNotification({ kind: "push-failure", requestId: "s", readers: 1 }),
+    0,
+    [],
+    1,
+  ],
+])("P says %s", async (_, payload, finished, failed, count) => {
+  const { worker, context, register, idle, unknown } = setUp();
+  await register();
+  expect(worker.outstanding()).toEqual({
+    receives: 1,
+    registered: 1,
+    notifications: 0,
+    heartbeats: 0,
+  });
+  expect(worker.notified(decodeNotification(payload), "agent 0")).toBe(true);
   await idle();
-  expect(context.output.take().failedReceiving.map(({ code }) => code)).toEqual(
-    ends ? ["KV_PROMPT_MISMATCH"] : [],
-  );
+  const { finishedReceiving, failedReceiving } = context.output.take();
+  expect([finishedReceiving.length, failedReceiving.map(({ code }) => code), unknown()]).toEqual([
+    finished,
+    failed,
+    count,
+  ]);
 });

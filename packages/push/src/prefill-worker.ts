@@ -97,6 +97,10 @@ export class PrefillWorker implements WorkerHalf<PrefillWorkerStep> {
     lost = [],
     schedulerClockMs,
   }: PrefillWorkerStep): void {
+    if (this.#incarnation === undefined) {
+      for (const [key, registration, error] of this.#matcher.takeOfOthers(incarnation))
+        this.#refuse(key, registration, error);
+    }
     this.#incarnation = incarnation;
     for (const order of inBatch) this.#requests.admit(order);
     for (const requestId of notSent) this.#requestNotSent(requestId);

@@ -1,5 +1,6 @@
 import type { PendingReceive, RemoteEngine } from "@kv/connector/building-blocks";
 import { KvError } from "@kv/interface";
+import type { LeaseReply } from "@kv/protocol";
 import { virtualClock } from "@kv/transport-memory";
 import { expect, test, vi } from "vitest";
 import { ProducerLiveness } from "./producer-liveness.js";
@@ -14,18 +15,20 @@ const PREFILL: RemoteEngine["address"] = {
   ppSize: 1,
 };
 
+type Answer = string | Pick<LeaseReply, "incarnation" | "registrationGeneration"> | undefined;
+
 /**
  * A request that waits for a producer. `answers` are the incarnations that the probes find;
  * undefined: no answer.
  */
-function waitingRequest(incarnation: string | undefined, ...answers: (string | undefined)[]) {
+function waitingRequest(incarnation: string | undefined, ...answers: Answer[]) {
   const engine = { incarnation } as RemoteEngine;
   const [drop, fail] = [vi.fn(), vi.fn()];
   const order = { requestId: "r-1", remote: PREFILL } as RegistrationOrder;
   const queryLease = vi.fn(async () => {
     const answer = answers.shift();
     if (answer === undefined) throw new KvError("KV_SIDE_CHANNEL_TIMEOUT", "no answer");
-    return { incarnation: answer, held: false };
+    return { held: false, ...(typeof answer === "string" ? { incarnation: answer } : answer) };
   });
   const receive = { order, fail, engine } as unknown as PendingReceive<RegistrationOrder>;
   const liveness = new ProducerLiveness({
@@ -54,11 +57,15 @@ test("a request goes on waiting while probes find the same incarnation", async (
   expect(queryLease).toHaveBeenCalledTimes(3);
 });
 
-test("a new incarnation fails the request at once, a missed probe the second time", async () => {
-  const restarted = waitingRequest("one", "two");
-  expect(await restarted.afterFailedHeartbeats(1)).toEqual([
-    `engine prefill was restarted ${SUFFIX}`,
-  ]);
+test.each<[string, Answer]>([
+  ["was restarted", "two"],
+  ["registered its KV caches again", { incarnation: "one", registrationGeneration: 1 }],
+])("an engine that %s fails the request at once", async (what, answer) => {
+  const { afterFailedHeartbeats } = waitingRequest("one", answer);
+  expect(await afterFailedHeartbeats(1)).toEqual([`engine prefill ${what} ${SUFFIX}`]);
+});
+
+test("a missed probe fails the request the second time", async () => {
   const silent = waitingRequest("one");
   expect(await silent.afterFailedHeartbeats(1)).toEqual([]);
   expect(await silent.afterFailedHeartbeats(1)).toEqual([

@@ -4,7 +4,6 @@ import { coordinatesOf } from "@kv/testing/simulator/sim-engine";
 import type { FaultRule } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { pushConnector } from "../src/index.js";
-import { decodeRequest, PREFILL, scheduler } from "./counterparts/scheduler-alone.js";
 
 // What a caller passes on: each setting changes what happens between two engines.
 
@@ -150,20 +149,6 @@ it("a heartbeat that a vLLM producer gets makes up for one that it did not get",
   expect(sent()).toBe(6);
   await play.prefilled(p);
   expect(await play.outcome(work)).toBe("ok");
-});
-
-describe("the scheduler has pending work", () => {
-  it("when only a notice to P is left: a request that was refused", async () => {
-    const { made, step } = await scheduler();
-    const request = decodeRequest("d1", { ...PREFILL, remote_block_ids: "no" });
-    expect(() => made.matchedTokens(request, 0)).toThrow(/remote_block_ids/);
-    expect(made.hasPendingWork()).toBe(true);
-    expect(step()).toMatchObject({
-      registrations: [{ requestId: "d1", isAwaited: false }],
-      heartbeats: [],
-    });
-    expect(made.hasPendingWork()).toBe(false);
-  });
 });
 
 it("bidirectional_kv_xfer is refused with the reason, as in vLLM", async () => {

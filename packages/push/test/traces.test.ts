@@ -2,6 +2,7 @@ import { fileURLToPath } from "node:url";
 import type { KvTransferParams } from "@kv/interface";
 import { prompt, started } from "@kv/testing/scenarios/scenario";
 import { coordinatesOf, type SimEngine } from "@kv/testing/simulator/sim-engine";
+import type { SimEngineOptions } from "@kv/testing/simulator/sim-options";
 import { type TracePlay, traceTests } from "@kv/testing/traces/trace-tests";
 import { pushConnector } from "../src/index.js";
 
@@ -21,14 +22,18 @@ const decoded = (
   params: KvTransferParams = coordinatesOf(p, `r${n}`),
 ) => started(d.decode({ ...legs(n).decode, params }));
 
+/** Both legs, one after the other. */
+const prefillFirst =
+  (ofP: Partial<SimEngineOptions> = {}, ofD: Partial<SimEngineOptions> = {}) =>
+  async (play: TracePlay) => {
+    const { p, d } = await play.pair(ofP, ofD);
+    await play.outcome(decoded(p, d, 1, await prefilled(play, p)));
+  };
+
 traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
   "prefill-first": {
     about: ["P has computed the prompt when D registers its blocks. P WRITEs all of them."],
-    async play(play) {
-      const { p, d } = await play.pair();
-      const params = await prefilled(play, p);
-      await play.outcome(decoded(p, d, 1, params));
-    },
+    play: prefillFirst(),
   },
 
   "decode-first": {
@@ -86,11 +91,7 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
     about: [
       "P has two ranks, D has one. D registers with both, and waits for both. Each WRITEs its heads.",
     ],
-    async play(play) {
-      const { p, d } = await play.pair({ tpSize: 2 });
-      const params = await prefilled(play, p);
-      await play.outcome(decoded(p, d, 1, params));
-    },
+    play: prefillFirst({ tpSize: 2 }),
   },
 
   "d-aborts-while-p-computes": {
@@ -142,14 +143,7 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
       "P keeps the blocks until the WRITE has ended, and D gets its KV.",
     ],
     faults: [{ fault: "delay", operation: "WRITE", delayMs: 8000 }],
-    async play(play) {
-      const { p, d } = await play.pair(
-        { extra: { kv_lease_duration: 6 } },
-        { extra: { kv_lease_duration: 60 } },
-      );
-      const params = await prefilled(play, p);
-      await play.outcome(decoded(p, d, 1, params));
-    },
+    play: prefillFirst({ extra: { kv_lease_duration: 6 } }, { extra: { kv_lease_duration: 60 } }),
   },
 
   "p-aborts": {
@@ -171,11 +165,7 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
       "The WRITE fails. P tells D when nothing touches D's blocks any more. Both free their blocks.",
     ],
     faults: [{ fault: "fail", operation: "WRITE", times: 1 }],
-    async play(play) {
-      const { p, d } = await play.pair();
-      const params = await prefilled(play, p);
-      await play.outcome(decoded(p, d, 1, params));
-    },
+    play: prefillFirst(),
   },
 
   "p-restarts": {
@@ -230,11 +220,7 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
     ],
     faults: [{ fault: "fail", operation: "NOTIFY", from: "d", times: 1 }],
     afterMs: 30_050,
-    async play(play) {
-      const { p, d } = await play.pair();
-      const params = await prefilled(play, p);
-      await play.outcome(decoded(p, d, 1, params));
-    },
+    play: prefillFirst(),
   },
 
   "p-falls-silent": {
@@ -304,10 +290,6 @@ traceTests(fileURLToPath(new URL("./traces", import.meta.url)), pushConnector, {
     about: [
       "P speaks vLLM's protocol without our extensions: a plain PUSH_REG, and the done notification comes with the WRITE.",
     ],
-    async play(play) {
-      const { p, d } = await play.pair({ plain: true });
-      const params = await prefilled(play, p);
-      await play.outcome(decoded(p, d, 1, params));
-    },
+    play: prefillFirst({ plain: true }),
   },
 });

@@ -1,7 +1,5 @@
-import { encodeNotification } from "@kv/protocol";
-import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
+import { createScenario } from "@kv/testing/scenarios/scenario";
 import { itIgnoresUnknownNotifications } from "@kv/testing/scenarios/unknown-notifications";
-import { coordinatesOf } from "@kv/testing/simulator/sim-engine";
 import { describe, expect, it } from "vitest";
 import { pushConnector } from "../src/index.js";
 
@@ -21,9 +19,7 @@ describe("vllm#50754: a failure of P in vLLM's form", () => {
         { ...newer, tpSize, plain: true },
         { ...newer, plain: true },
       );
-      const startedMs = play.clock.now();
-      expect(await play.handedOver(p, d)).toBe("KV_TRANSFER_FAILED");
-      expect(play.clock.now() - startedMs).toBeLessThan(5000);
+      expect(await play.within(5000, play.handedOver(p, d))).toBe("KV_TRANSFER_FAILED");
       await play.clock.advance(100_000);
       expect(d.outstanding().blocks).toBe(0);
     },
@@ -40,21 +36,5 @@ describe("vllm#50754: a failure of P in vLLM's form", () => {
     );
     expect(await play.handedOver(p, d)).toBe("KV_REQUEST_TIMEOUT");
     await play.clock.advance(1_000_000);
-  });
-
-  it("a stranger's, and a plain one about a P of @kv, end no request", async () => {
-    await using play = createScenario({ connector: pushConnector });
-    const { p, d } = await play.pair();
-    const received = d.decode({ ...prompt(1), params: coordinatesOf(p, "r1") });
-    await play.clock.advance(100);
-    const { host, port } = d.address;
-    const peer = await play.stranger("x", { remote_host: host, remote_port: port });
-    const requestId = "r1";
-    await play.clock.settle(
-      peer.notify(encodeNotification({ kind: "push-failure", requestId, readers: 1 })),
-    );
-    await play.prefilled(p);
-    expect(await play.outcome(received)).toBe("ok");
-    await peer.close();
   });
 });

@@ -41,7 +41,12 @@ export function schedulerAlone<Scheduler extends SchedulerConnector>(
     log: { ...silentLog, warn: (event, fields) => void warned.push([event, fields]) },
   });
   leavesNothing(
-    () => ({ ...scheduler.outstanding(), ...network.outstanding(), timers: clock.pending() }),
+    () => ({
+      ...scheduler.outstanding(),
+      ...network.outstanding(),
+      timers: clock.pending(),
+      orders: Number(scheduler.hasPendingWork()),
+    }),
     () => scheduler.close(),
   );
   return { scheduler, clock, warned };

@@ -212,9 +212,10 @@ describe("a handshake with an engine of TP 2", () => {
 });
 
 describe("a handshake with another model", () => {
+  const ANOTHER = { differences: [{ factor: "model", theirs: "another" }] };
   it.each([
     [{}, "KV_HANDSHAKE_INCOMPATIBLE", []],
-    [{ enforce_handshake_compat: false }, "ok", ["compatibility-relaxed"]],
+    [{ enforce_handshake_compat: false }, "ok", [["compatibility-relaxed", ANOTHER]]],
   ])("with %j: %s, with the warnings %j", async (extra, outcome, warnings) => {
     await using _listener = await engine({ engineId: "p", model: { model: "another" } }).listen();
     const { handshakes, logged } = engine({ engineId: "d", extra });
@@ -224,6 +225,6 @@ describe("a handshake with another model", () => {
     expect(
       refused?.agents ?? new Map(ranks?.map((rank) => ["pp0tp0", rank.agentMetadata])),
     ).toEqual(new Map([["pp0tp0", new Uint8Array([0])]]));
-    expect(logged.map(([event]) => event)).toEqual(warnings);
+    expect(logged).toMatchObject(warnings);
   });
 });

@@ -1,4 +1,6 @@
+import { KvError, type PreparedList } from "@kv/interface";
 import type { ModelGeometry, RankGeometry } from "@kv/plan";
+import { manualClock } from "@kv/testing/manual-clock";
 import { listAgent, testContext, testRank, testRanks } from "@kv/testing/worker-context";
 import { describe, expect, it } from "vitest";
 import { planPrefillEngine } from "./remote-engine.js";
@@ -93,6 +95,50 @@ describe("the plan of a remote engine takes from this engine", () => {
   ])("%s", async (_, given, expected) => {
     expect((await opened(given)).plan).toMatchObject(expected);
   });
+});
+
+it("what was opened is closed when a list cannot be prepared, and a later try prepares it again", async () => {
+  const clock = manualClock();
+  let fails = true;
+  let open = 0;
+  const opened = <T extends object>(list: T) => {
+    open += 1;
+    return { ...list, close } as unknown as PreparedList;
+  };
+  const close = async () => {
+    open -= 1;
+  };
+  const context = testContext({
+    clock,
+    local: rank(),
+    remote: testRanks(() => rank()),
+    agent: listAgent({
+      removeRemote: close,
+      prepareRemote: async (remote) => opened({ remote }),
+      async addRemote() {
+        opened({});
+        return "agent";
+      },
+      async prepareLocal() {
+        if (fails) throw new KvError("KV_TRANSFER_INVALID", "no memory");
+        return opened({});
+      },
+    }),
+  });
+  const engines = new RemoteEngines(context, {
+    failureType: "handshake_setup_failed",
+    role: "prefill",
+    plan: (_, answer) => planPrefillEngine(context, answer, {}),
+  });
+  const address = { engineId: "p", host: "p", port: 1, tpSize: 1, dcpSize: 1, ppSize: 1 };
+  await expect(engines.open(address)).rejects.toMatchObject({ code: "KV_TRANSFER_INVALID" });
+  expect(open).toBe(0);
+  fails = false;
+  clock.advance(1000);
+  (await engines.open(address)).release();
+  expect(open).toBe(3);
+  await engines.close();
+  expect([open, context.localLists.size, context.remoteAgents.size]).toEqual([0, 0, 0]);
 });
 
 describe("the ranks that are asked are those of the request's sizes", () => {

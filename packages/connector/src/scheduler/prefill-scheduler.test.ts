@@ -1,11 +1,11 @@
-import type { ConnectorRequest, KvTransferParams } from "@kv/interface";
+import type { BlockIds, ConnectorRequest, KvTransferParams } from "@kv/interface";
 import { blocksDigest, parseTransferParams, promptContent, promptDigest } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
 import { simConfig } from "@kv/testing/simulator/sim-config";
 import { describe, expect, it } from "vitest";
 import { PrefillScheduler } from "./prefill-scheduler.js";
 
-function setUp(given: { unattendedLeaseMs?: number } = {}) {
+function setUp(given: { unattendedLeaseMs?: number; isLayerwise?: boolean } = {}) {
   const clock = manualClock(50_000);
   const prefill = new PrefillScheduler({
     transferMode: "pull",
@@ -115,36 +115,38 @@ describe("prefill scheduler", () => {
     expect([prefill.running, prefill.leases]).toEqual([0, 0]);
   });
 
-  it("holds blocks until they are sent, and only for the matching wire id and generation", () => {
-    const { prefill } = setUp();
+  it("keeps the blocks of an aborted request that layer-wise writes may read, until the workers report it", () => {
+    const { prefill } = setUp({ isLayerwise: true });
     prefill.admitted(request("r"), blocks(2));
-    const params = prefill.finished(request("r"), blocks(2), "length").kvTransferParams;
-    const query = queryOf(params);
-    expect(prefill.holds(query)).toEqual({ held: true, prompt: "same" });
-    expect(prefill.holds({ ...query, generation: undefined })).toEqual({ held: false });
-    expect(prefill.holds({ ...query, generation: 2 })).toEqual({ held: false });
-    expect(prefill.holds({ ...query, requestId: "other" })).toEqual({ held: false });
+    expect(prefill.finished(request("r"), [], "aborted")).toEqual({ keepBlocks: true });
+    expect(prefill.takeStep()).toMatchObject({ notSent: ["r"], leases: [] });
     prefill.sent("r");
-    expect(prefill.holds(query)).toEqual({ held: false });
-    prefill.sent("r");
-    expect(prefill.leases).toBe(0);
+    expect([prefill.running, prefill.leases]).toEqual([0, 0]);
+    expect(prefill.finished(request("unknown"), [], "aborted")).toEqual({ keepBlocks: false });
   });
 
-  it("holds only the blocks that the parameters name, for those who have the parameters", () => {
+  it("holds blocks until they are sent, as the parameters name them, for those who have the parameters", () => {
     const { prefill } = setUp();
-    const params = prefill.finished(request("r"), blocks(2), "length").kvTransferParams;
-    const victims = prefill.finished(request("s"), [[7, 8]], "length").kvTransferParams;
-    const query = queryOf(params);
-    expect(prefill.holds({ ...query, blocks: queryOf(victims).blocks })).toEqual({ held: false });
-    expect(prefill.holds({ ...query, blocks: blocksDigest(blocks(2), 17) })).toEqual({
-      held: false,
-    });
-    expect(prefill.holds({ ...query, blocks: undefined })).toEqual({ held: false });
-    expect(prefill.holds({ ...query, capability: queryOf(victims).capability })).toEqual({
-      held: false,
-    });
-    expect(prefill.holds({ ...query, capability: undefined })).toEqual({ held: false });
+    prefill.admitted(request("r"), blocks(2));
+    const paramsOf = (id: string, own: BlockIds) =>
+      queryOf(prefill.finished(request(id), own, "length").kvTransferParams);
+    const [query, victim] = [paramsOf("r", blocks(2)), paramsOf("s", [[7, 8]])];
     expect(prefill.holds(query)).toEqual({ held: true, prompt: "same" });
+    for (const change of [
+      { generation: undefined },
+      { generation: 2 },
+      { requestId: "other" },
+      { blocks: victim.blocks },
+      { blocks: blocksDigest(blocks(2), 17) },
+      { blocks: undefined },
+      { capability: victim.capability },
+      { capability: undefined },
+    ])
+      expect(prefill.holds({ ...query, ...change }), JSON.stringify(change)).toEqual({
+        held: false,
+      });
+    for (let at = 0; at < 2; at++) prefill.sent("r");
+    expect([prefill.holds(query), prefill.leases]).toEqual([{ held: false }, 1]);
   });
 
   it("holds the blocks of the prompt that it computed, at any length, and of no other", () => {

@@ -1,5 +1,6 @@
+import type { KvCaches } from "@kv/interface";
 import { expect, test } from "vitest";
-import { StagingPool } from "./staging-pool.js";
+import { StagingPool, stagingPoolBlocks } from "./staging-pool.js";
 
 test("allocates all blocks of a request or none, consecutive ones if possible, and never block 0", () => {
   const pool = new StagingPool(9);
@@ -43,4 +44,11 @@ test("freeing a waiting request serves the requests behind it", () => {
 test("refuses a request for more than the whole pool with both numbers, and a pool without allocatable blocks", () => {
   expect(() => new StagingPool(5).take("r", [3, 2])).toThrowError(/needs 5 .* has 4/);
   expect(() => new StagingPool(1)).toThrowError(/none to allocate/);
+});
+
+test("a pool has as many blocks as fit into its bytes over all layers, two at least", () => {
+  const regions = [{ blockLengthBytes: 10 }, { blockLengthBytes: 6 }];
+  const blocks = (bytes: number) => stagingPoolBlocks({ regions } as unknown as KvCaches, bytes);
+  expect([blocks(32), blocks(63)]).toEqual([2, 3]);
+  expect(() => blocks(31)).toThrowError(/of 31 bytes holds 1 blocks of 16 bytes/);
 });

@@ -1,5 +1,5 @@
 import { createRanks } from "@kv/conformance/engine/ranks";
-import type { AgentOptions, KvCaches, Tracer } from "@kv/interface";
+import type { AgentOptions, KvCaches, Platform, Tracer } from "@kv/interface";
 import { decodeHandshakePayload } from "@kv/protocol";
 import { engineIdentity } from "@kv/testing/engine-identity";
 import { simConfig } from "@kv/testing/simulator/sim-config";
@@ -125,28 +125,53 @@ test("H3: an engine's own layout of states is served, or refused when it registe
     );
 });
 
-test.each([
-  ["read", { read: false }, "stub needs READs and notifications; transport memory has no READs"],
+interface Given {
+  readonly platform?: Platform;
+  readonly ppSize?: number;
+  readonly kv_role?: string;
+  readonly kv_buffer_device?: string;
+}
+const STAGES = { kv_role: "kv_consumer", ppSize: 2 };
+const STAGED_PLATFORM = { ...cpuPlatform(), createStaging: () => expect.fail() };
+test.each<["read" | "write", lacks: object, Given, message: string | undefined]>([
+  [
+    "read",
+    { read: false },
+    {},
+    "stub needs READs and notifications; transport memory has no READs",
+  ],
   [
     "write",
     { write: false },
+    {},
     "stub needs WRITEs and notifications; transport memory has no WRITEs",
   ],
-  ["read", { notifications: false }, "transport memory has no notifications"],
-  ["read", { write: false }, undefined],
-  ["write", { read: false }, undefined],
-] as const)("a connector of %ss with a transport of %j: %s", (operation, lacks, message) => {
+  ["read", { notifications: false }, {}, "transport memory has no notifications"],
+  ["read", { write: false }, {}, undefined],
+  ["write", { read: false }, {}, undefined],
+  ["read", {}, { kv_buffer_device: "cuda" }, 'kv_buffer_device is "cuda"; platform cpu has cpu'],
+  ["read", {}, { kv_buffer_device: "cpu" }, undefined],
+  ["read", {}, { platform: STAGED_PLATFORM }, "its blocks are staged"],
+  ["read", {}, STAGES, 'kv_role is "kv_consumer" and this engine has 2 pipeline stages'],
+  ["read", {}, { ...STAGES, kv_role: "kv_producer" }, undefined],
+  ["read", {}, { ...STAGES, ppSize: 1 }, undefined],
+])("a connector of %ss with a transport of %j and %j: %s", (operation, lacks, given, message) => {
+  const { ppSize = 1, platform = cpuPlatform(), ...config } = given;
   const network = memoryNetwork();
   const transport = memoryTransport({ network });
   const create = () =>
     createConnectorWorker(
       {
-        config: readTransferConfig({ kv_connector: "NixlConnector", kv_role: "kv_both" }),
-        engine: engineIdentity("e"),
+        config: readTransferConfig({
+          kv_connector: "NixlConnector",
+          kv_role: "kv_both",
+          ...config,
+        }),
+        engine: engineIdentity("e", { ppSize }),
         tpRank: 0,
         ppRank: 0,
         transport: { ...transport, capabilities: { ...transport.capabilities, ...lacks } },
-        platform: cpuPlatform(),
+        platform,
         sideChannel: memorySideChannel({ network }),
       },
       {

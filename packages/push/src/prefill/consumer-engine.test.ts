@@ -43,8 +43,8 @@ function setUp(options: {
   local: RankGeometry;
   consumer: Consumer;
   heads?: number;
-  features?: readonly string[];
-  announcedBlockSize?: number;
+  features?: readonly string[] | undefined;
+  announcedBlockSize?: number | undefined;
   groups?: readonly string[];
 }) {
   const { local, consumer, heads = 4, announcedBlockSize, groups = ["full"] } = options;
@@ -164,42 +164,26 @@ describe("consumer engines", () => {
   it.each([
     [16, 32],
     [32, 16],
-  ])(
-    "refuse a vLLM consumer with other block sizes (%i to %i), and serve one of ours",
-    async (from, to) => {
-      const pair = { local: rank(0, 1, from), consumer: { tpSize: 1, blockSize: to } };
-      const vllm = setUp({ ...pair, features: [] });
-      await expect(vllm.opened()).rejects.toMatchObject({ code: "KV_PLAN_UNSUPPORTED" });
-      // It can be told why.
-      expect([...vllm.open]).toEqual(["agent 0"]);
-      const ours = setUp(pair);
-      expect((await ours.opened()).targets.size).toBe(1);
-    },
-  );
-
-  it.each([
-    [16, 32],
-    [32, 16],
     [24, 16],
   ])(
-    "serve a vLLM consumer of the announced block size (%i to %i) without a pass, and no other",
+    "serve a vLLM consumer of other blocks (%i to %i) only where their size is announced, without a pass, and one of ours only where none is",
     async (from, to) => {
-      const pair = { local: rank(0, 1, from), consumer: { tpSize: 1, blockSize: to } };
-      const { opened } = setUp({ ...pair, features: [], announcedBlockSize: to });
-      const consumer = await opened();
-      expect(consumer.targets.get(0)?.plan.form).toBe("direct");
-      for (const wrong of [
-        setUp({ ...pair, features: [], announcedBlockSize: 64 }),
+      const announcing = (announcedBlockSize?: number, features?: readonly string[]) =>
         setUp({
-          local: pair.local,
+          local: rank(0, 1, from),
           consumer: { tpSize: 1, blockSize: to },
-          announcedBlockSize: to,
-        }),
-      ]) {
+          announcedBlockSize,
+          features,
+        });
+      const vllm = await announcing(to, []).opened();
+      expect(vllm.targets.get(0)?.plan.form).toBe("direct");
+      if (from !== 24) expect((await announcing().opened()).targets.size).toBe(1);
+      for (const wrong of [announcing(undefined, []), announcing(64, []), announcing(to)]) {
         await expect(wrong.opened()).rejects.toMatchObject({
           code: "KV_PLAN_UNSUPPORTED",
           message: expect.stringMatching(/announces/) as string,
         });
+        // It can be told why.
         expect([...wrong.open]).toEqual(["agent 0"]);
       }
     },

@@ -14,7 +14,6 @@ import {
 /** Messages in flight arrive within it. */
 const REMEMBER_MS = 600_000;
 const MAX_REMEMBERED = 65_536;
-const MAX_WAITING = 65_536;
 /** Room for 13,000 prompts of 10,000 tokens in blocks of 16. */
 export const MAX_WAITING_BYTES = 64 * 2 ** 20;
 const REGISTRATION_BYTES = 2048;
@@ -231,6 +230,8 @@ interface WaitingRegistration {
 
 export type KeyedRegistration = readonly [key: string, registration: Registration];
 
+type RefusedRegistration = readonly [...KeyedRegistration, error: KvError];
+
 /**
  * All ranks of an `@kv` D share it. It contains their secret, so a stranger's message is another
  * registration.
@@ -329,7 +330,7 @@ export class RegistrationMatcher {
     engine.bytes += bytes;
     this.#bytes += bytes;
     const lost: KeyedRegistration[] = [];
-    while (this.#waiting.size > MAX_WAITING || this.#bytes > MAX_WAITING_BYTES) {
+    while (this.#bytes > MAX_WAITING_BYTES) {
       let largest = engine;
       for (const other of this.#byEngine.values()) if (other.bytes > largest.bytes) largest = other;
       const [oldest = key] = largest.keys;
@@ -339,6 +340,15 @@ export class RegistrationMatcher {
       this.delete(oldest);
     }
     return lost;
+  }
+
+  /** The first step tells this process's incarnation. Takes registrations that name another. */
+  takeOfOthers(incarnation: string): readonly RefusedRegistration[] {
+    const others = [...this.#waiting].flatMap(([key, { registration }]) => {
+      const match = this.find(registration, incarnation);
+      return KvError.is(match) ? [[key, registration, match] as const] : [];
+    });
+    return this.#take(others);
   }
 
   isWaiting(key: string): boolean {
@@ -376,9 +386,7 @@ export class RegistrationMatcher {
   }
 
   /** Takes registrations that name a finished request but want another prompt. */
-  takeMismatched(
-    request: ProducedRequest,
-  ): readonly (readonly [...KeyedRegistration, error: KvError])[] {
+  takeMismatched(request: ProducedRequest): readonly RefusedRegistration[] {
     const baseId = baseRequestId(request.requestId);
     // A request of the same id may still finish with that prompt.
     const isOnlyOne = [...this.#requests.byName("base", baseId)].every(
@@ -546,7 +554,7 @@ function names(registration: Registration, request: RequestIdentity): boolean {
   if (prefill === undefined) {
     if (transferId !== undefined && request.transferId !== undefined)
       return transferId === request.transferId;
-    return matchId === requestId || baseRequestId(matchId) === baseRequestId(requestId);
+    return baseRequestId(matchId) === baseRequestId(requestId);
   }
   return (
     prefill.wireId === wireId &&

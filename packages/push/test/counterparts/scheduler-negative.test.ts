@@ -18,6 +18,7 @@ describe("the scheduler does nothing", () => {
     const { made, step } = await scheduler();
     const request = decodeRequest("d1", { ...PREFILL, remote_block_ids: "no" });
     expect(() => made.matchedTokens(request, 0)).toThrow(/remote_block_ids/);
+    expect(made.hasPendingWork()).toBe(true);
     // The producer gets a registration of no blocks, and frees its own.
     expect(step().registrations).toMatchObject([{ isAwaited: false, localBlockIds: [] }]);
   });

@@ -128,6 +128,18 @@ export function createScenario({
     async pair(p: Partial<SimEngineOptions> = {}, d: Partial<SimEngineOptions> = {}) {
       return { p: await this.engine("p", p), d: await this.engine("d", d) };
     },
+    /** What comes of work that takes less than this time. */
+    async within<T>(limitMs: number, work: Promise<T>): Promise<T> {
+      const startedMs = clock.now();
+      const result = await work;
+      expect(clock.now() - startedMs).toBeLessThan(limitMs);
+      return result;
+    },
+    /** Expects that the engine keeps the blocks of no request. */
+    async frees(engine: SimEngine, afterMs = 50): Promise<void> {
+      await clock.advance(afterMs);
+      expect(engine.outstanding().kept).toBe(0);
+    },
     /** Expects this outcome of the work. */
     async ends(work: Promise<unknown>, expected = "ok"): Promise<void> {
       expect(await outcome(work)).toBe(expected);
