@@ -6,7 +6,8 @@ import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { builtProgram } from "@kv/testing/node-programs";
 import { expect, test } from "vitest";
 import { root } from "../repository/source-files.js";
-import { expectShown, masked } from "./page-outputs.js";
+import { expectShown } from "./expect-shown.js";
+import { masked } from "./page-outputs.js";
 import { picturesOf } from "./terminal.js";
 
 // `npx vitest run tools/docs/outputs.long.test.ts -u` draws the pictures again.

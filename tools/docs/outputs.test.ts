@@ -9,8 +9,9 @@ import { runKvPeer } from "../../packages/peer/test/run-kv-peer.js";
 import { serveSample } from "../../packages/peer/test/served.js";
 import { root } from "../repository/source-files.js";
 import { readPages } from "../site/pages.js";
+import { expectShown } from "./expect-shown.js";
 import { nodeArguments } from "./page-commands.js";
-import { expectShown, isShown, masked, pageOutputs } from "./page-outputs.js";
+import { isShown, masked, pageOutputs } from "./page-outputs.js";
 
 // Each output that a page shows is compared with what its command prints. `npx vitest run
 // tools/docs/outputs.test.ts -u` writes the pages. `npm run release:rehearse` runs the examples

@@ -1,7 +1,3 @@
-import { readFileSync } from "node:fs";
-import { join } from "node:path";
-import { expect } from "vitest";
-import { root } from "../repository/source-files.js";
 import type { Page } from "../site/pages.js";
 import { type PageCommand, pageCommands } from "./page-commands.js";
 
@@ -33,7 +29,7 @@ export const masked = (text: string): string =>
     .replaceAll(/; too short[^\n]*/g, "")
     .replaceAll(/ +/g, " ");
 
-type Mask = (text: string) => string;
+export type Mask = (text: string) => string;
 const exact: Mask = (text) => text;
 
 /** Whether a page's text shows what was printed, as `mask` leaves both. */
@@ -43,16 +39,4 @@ export function isShown(text: string, printed: string, mask: Mask = exact): bool
     .replaceAll(/^…\n/gm, "(?:.*\n)*?")
     .replaceAll("…", ".*");
   return new RegExp(`^${pattern}$`).test(mask(printed));
-}
-
-/** Fails unless the file shows what was printed; `vitest -u` writes the file. */
-export async function expectShown(
-  { page, text }: Pick<PageOutput, "page" | "text">,
-  printed: string,
-  mask?: Mask,
-): Promise<void> {
-  if (isShown(text, printed, mask)) return;
-  const file = join(root, page);
-  const written = readFileSync(file, "utf8").replace(text, () => printed);
-  await expect(written).toMatchFileSnapshot(file);
 }

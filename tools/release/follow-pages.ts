@@ -1,6 +1,7 @@
 import { cp, mkdir, readdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { linesNotPrinted, type PageCommand, pageCommands } from "../docs/page-commands.js";
+import { type PageCommand, pageCommands } from "../docs/page-commands.js";
+import { isShown, type PageOutput, pageOutputs } from "../docs/page-outputs.js";
 import { packForInstall } from "../pack/install.js";
 import { root } from "../repository/source-files.js";
 import { type Page, readPages } from "../site/pages.js";
@@ -39,8 +40,9 @@ export async function pageProblems(
       const install = await packForInstall(line.split(" "), join(work, `tarballs-${at}`), () => {});
       await run("bash", ["-c", install], { cwd: folder });
       await copyExamples(folder);
+      const outputs = pageOutputs([page]);
       for (const command of commands)
-        problems.push(...(await commandProblems(command, folder, nixl)));
+        problems.push(...(await commandProblems(command, { outputs, folder, nixl })));
     } catch (error) {
       problems.push(`${page.source}: ${(error as Error).message}`);
     }
@@ -57,19 +59,18 @@ async function copyExamples(folder: string): Promise<void> {
 }
 
 async function commandProblems(
-  command: PageCommand,
-  folder: string,
-  nixl: boolean,
+  { page, line, needs }: PageCommand,
+  at: { readonly outputs: readonly PageOutput[]; readonly folder: string; readonly nixl: boolean },
 ): Promise<string[]> {
-  const { page, line, needs } = command;
   const [first = "", ...args] = line.split(" ");
-  const example = /^node (examples\/\S+)$/.exec(line)?.[1];
-  if (example === undefined && first !== "npx") return [];
-  if (!nixl && /nixl/.test(line)) return [];
-  const given =
-    needs === undefined || example !== undefined ? args : [...args.slice(0, 2), "--version"];
-  const output = await run(first, given, { cwd: folder });
-  return linesNotPrinted(command, output).map(
-    (shown) => `${page}: ${line} does not print: ${shown}`,
-  );
+  const isExample = /^node examples\/\S+$/.test(line);
+  if (!isExample && first !== "npx") return [];
+  if (!at.nixl && /nixl/.test(line)) return [];
+
+  const given = needs === undefined || isExample ? args : [...args.slice(0, 2), "--version"];
+  const printed = await run(first, given, { cwd: at.folder });
+  if (!isExample) return [];
+  return at.outputs
+    .filter((output) => output.line === line && !isShown(output.text, printed))
+    .map(({ text }) => `${page}: ${line} prints ${printed} and not ${text}`);
 }

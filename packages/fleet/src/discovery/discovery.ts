@@ -19,8 +19,7 @@ export interface Discovery {
   readonly name: string;
   /**
    * Calls `onChange` with all instances, first and after each change; one may be named twice.
-   * Calls `onError` when reading
-   * fails; the instances then stay. `close` ends both.
+   * Calls `onError` when reading fails; the instances then stay. `close` ends both.
    */
   watch(
     onChange: (found: DiscoveredInstances) => void,
