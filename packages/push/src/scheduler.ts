@@ -102,14 +102,13 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
     this.#step.withdrawals.push(requestId);
   }
 
-  release(request: ConnectorRequest, remote: RemoteRequest): void {
-    const { requestId, numPromptTokens } = request;
+  release(request: ConnectorRequest, remote: RemoteRequest, numTokens: number): void {
     const content = promptContent(request);
-    this.#register(requestId, remote, {
+    this.#register(request.requestId, remote, {
       localBlockIds: [],
       localComputedBlocks: [],
-      numTokens: numPromptTokens,
-      promptDigest: content && promptDigest(content, numPromptTokens),
+      numTokens,
+      promptDigest: content && promptDigest(content, numTokens),
       isAwaited: false,
     });
   }

@@ -1,4 +1,4 @@
-import { engineSuite, playScene } from "@kv/conformance/engine";
+import { engineSuite, playScene, type Scene } from "@kv/conformance/engine";
 import { sceneOptions } from "@kv/testing/groups/group-tests";
 import { expect, it } from "vitest";
 import { pushConnector } from "../src/index.js";
@@ -11,16 +11,31 @@ engineSuite({
   scenes: Number(process.env.KV_SCENES ?? 40),
 });
 
-it("one rank's release comes after another rank's next registration: P frees its blocks at once", async () => {
-  const scene = {
-    seed: 0,
-    groups: [{ blockTokens: 16, windowTokens: undefined, layers: 1 }],
-    tp: [1, 2],
-    requests: [
-      { numTokens: 61, atMs: 26 },
-      { numTokens: 2, atMs: 29, abortAfterMs: 2 },
-      { numTokens: 2 },
-    ],
-  } as const;
+const group = { blockTokens: 16, windowTokens: undefined, layers: 1 } as const;
+
+it.each<[what: string, scene: Scene]>([
+  [
+    "one rank's release comes after another rank's next registration",
+    {
+      seed: 0,
+      groups: [group],
+      tp: [1, 2],
+      requests: [
+        { numTokens: 61, atMs: 26 },
+        { numTokens: 2, atMs: 29, abortAfterMs: 2 },
+        { numTokens: 2 },
+      ],
+    },
+  ],
+  [
+    "a D of a model with states ends a request that it has not fetched",
+    {
+      seed: 254397717,
+      groups: [group, { ...group, isState: true }],
+      tp: [1, 1],
+      requests: [{ numTokens: 2, isEarly: true, abortAfterMs: 2 }, { numTokens: 2 }],
+    },
+  ],
+])("%s: P frees its blocks at once", async (_, scene) => {
   expect(await playScene(scene, sceneOptions(pushConnector))).toEqual([]);
 });

@@ -63,8 +63,8 @@ export interface DecodeOrders<Source extends PromptSource, Step extends object> 
   fetch(requestId: string, source: Source, order: FetchOrder): void;
   cancelFetch(requestId: string): boolean;
   abort(requestId: string): void;
-  /** Tells P to free a request's blocks, none of which were fetched. */
-  release(request: ConnectorRequest, remote: RemoteRequest): void;
+  /** Tells P to free a request's blocks of `numTokens` tokens, none of which were fetched. */
+  release(request: ConnectorRequest, remote: RemoteRequest, numTokens: number): void;
   /** Called when the last request that fetched P's blocks is done. */
   fetched?(remote: RemoteRequest): void;
   ended?(requestId: string): void;
@@ -155,8 +155,7 @@ export class DecodeRequests<Source extends PromptSource> {
     const own = Math.max(this.#ownTokens, Math.min(1, numPromptTokens - 1));
     if (numComputedTokens >= numPromptTokens - own) return NOTHING;
     const { numTokens = 0 } = state.source;
-    const end = state.source.numTokens ?? numPromptTokens - this.#ownTokens;
-    const tokens = Math.min(numPromptTokens, end) - numComputedTokens;
+    const tokens = this.#tokensAtP(request, state.source) - numComputedTokens;
     // P computes what D has when it is little, or when D's state has already applied P's last
     // token.
     const isComputed =
@@ -326,9 +325,15 @@ export class DecodeRequests<Source extends PromptSource> {
     return state;
   }
 
+  /** Tokens of the prompt that P has computed, or will where it has not answered. */
+  #tokensAtP({ numPromptTokens }: ConnectorRequest, source: Source | undefined): number {
+    return Math.min(numPromptTokens, source?.numTokens ?? numPromptTokens - this.#ownTokens);
+  }
+
   #releaseUnread(request: ConnectorRequest, state: RequestState<Source>): void {
     const remote = this.#removeReader(state);
-    if (remote !== undefined) this.#orders.release(request, remote);
+    if (remote !== undefined)
+      this.#orders.release(request, remote, this.#tokensAtP(request, state.source));
   }
 
   #removeReader({ source, reference }: RequestState<Source>): RemoteRequest | undefined {
@@ -344,7 +349,8 @@ export class DecodeRequests<Source extends PromptSource> {
     } catch {
       return;
     }
-    if (this.#references.remove(reference)) this.#orders.release(request, remote);
+    if (this.#references.remove(reference))
+      this.#orders.release(request, remote, this.#tokensAtP(request, undefined));
   }
 
   #enter(state: RequestState<Source>, phase: Exclude<Phase, "queued" | "fetching">): void {
