@@ -14,7 +14,6 @@ import { basename, dirname, join } from "node:path";
 import { parseArgs } from "node:util";
 import { nativeRoot, run } from "./compile.mjs";
 import {
-  ATTRIBUTIONS,
   bytesBelow,
   chosenFiles,
   FROM_OPENMPI,
@@ -105,7 +104,6 @@ try {
   }
   for (const libs of chosen) {
     if (!libsAreCurrent(libs)) await build(libs);
-    copyFileSync(ATTRIBUTIONS, join(libs.folder, "ATTRIBUTIONS.md"));
     const [tarball] = pack([libs.name]);
     const sizes = { packed: statSync(tarball).size, unpacked: bytesBelow(libs.folder) };
     process.stdout.write(

@@ -104,7 +104,7 @@ export function chosenFiles(folder) {
   return [...chosen].sort();
 }
 
-/** Of both packages; `npm run build:libs` copies it into each. */
+/** Of both packages. */
 export const ATTRIBUTIONS = join(nativeRoot, "npm", "ATTRIBUTIONS.md");
 
 /** The patterns of file names in ATTRIBUTIONS.md. */

@@ -1,5 +1,5 @@
 import { spawnSync } from "node:child_process";
-import { mkdirSync, readFileSync } from "node:fs";
+import { copyFileSync, mkdirSync, readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { nativeRoot } from "./compile.mjs";
 
@@ -17,10 +17,18 @@ export function nixlPackages() {
   return [...found];
 }
 
+/** Both packages of NIXL's libraries have the same one. No package runs a script. */
+export function copyAttributions(tree) {
+  const npm = join(tree, "native", "npm");
+  for (const name of readdirSync(npm).filter((each) => each.startsWith("libs-")))
+    copyFileSync(join(npm, "ATTRIBUTIONS.md"), join(npm, name, "ATTRIBUTIONS.md"));
+}
+
 /** Packs into native/build/packages. Returns the paths of the tarballs. */
 export function pack(names) {
   const into = join(nativeRoot, "build", "packages");
   mkdirSync(into, { recursive: true });
+  copyAttributions(root);
   const filters = names.flatMap((name) => ["--filter", name]);
   const args = ["--recursive", ...filters, "pack", "--json", "--pack-destination", into];
   const { status, stdout } = spawnSync("npx", ["--yes", manifestIn(".").packageManager, ...args], {

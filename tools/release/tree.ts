@@ -2,6 +2,7 @@ import { execFile } from "node:child_process";
 import { cp, mkdir } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { promisify } from "node:util";
+import { copyAttributions } from "../../native/scripts/pack.mjs";
 import { publishedPackages, readManifest, root } from "./packages.js";
 
 const execute = promisify(execFile);
@@ -37,6 +38,7 @@ export async function pack(
   names: readonly string[],
   into: string,
 ): Promise<ReadonlyMap<string, string>> {
+  copyAttributions(tree);
   const filters = names.flatMap((name) => ["--filter", name]);
   const output = await pnpm(
     ["--recursive", ...filters, "pack", "--json", "--pack-destination", into],

@@ -9,7 +9,7 @@ import {
   type RoutingContext,
   type Visit,
 } from "@kv/fleet";
-import { type Fleet, type GenerationRequest, getOrAdd } from "@kv/fleet/front-end";
+import type { Fleet, GenerationRequest } from "@kv/fleet/front-end";
 import { overloaded } from "@kv/http";
 import { KvError } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
@@ -133,10 +133,12 @@ const endpoints = new WeakMap<Instance, string>();
 
 /** `ip:port`, as gateways name endpoints; names stay. */
 export function endpointOf(instance: Instance): string {
-  return getOrAdd(endpoints, instance, () => {
-    const { hostname, port, protocol } = new URL(instance.url);
-    return `${hostname}:${port || (protocol === "https:" ? 443 : 80)}`;
-  });
+  const known = endpoints.get(instance);
+  if (known !== undefined) return known;
+  const { hostname, port, protocol } = new URL(instance.url);
+  const endpoint = `${hostname}:${port || (protocol === "https:" ? 443 : 80)}`;
+  endpoints.set(instance, endpoint);
+  return endpoint;
 }
 
 /** Gateways take only addresses as destinations. */
@@ -158,8 +160,11 @@ const withoutAddress = new WeakMap<readonly Instance[], ReadonlySet<Instance>>()
 
 function excluded(pool: InstancePool, subset: PickContext["subset"]): ReadonlySet<Instance> {
   const all = pool.list();
-  const nameless = () => new Set(all.filter((instance) => !hasAddress(instance)));
-  const out = pool.role === "decode" ? getOrAdd(withoutAddress, all, nameless) : NONE;
+  let out = pool.role === "decode" ? withoutAddress.get(all) : NONE;
+  if (out === undefined) {
+    out = new Set(all.filter((instance) => !hasAddress(instance)));
+    withoutAddress.set(all, out);
+  }
   if (subset === undefined) return out;
   return new Set([...out, ...all.filter((instance) => !subset.has(endpointOf(instance)))]);
 }

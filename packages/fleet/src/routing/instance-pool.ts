@@ -1,5 +1,4 @@
 import { KvError, type Random } from "@kv/interface";
-import { getOrAdd } from "../get-or-add.js";
 import {
   type Instance,
   type InstanceId,
@@ -316,7 +315,9 @@ class KnownList {
     if (out.size === 0) return list;
     const key = [list === this.available, ...Array.from(out, instanceName)].join(" ");
     if (this.#parts.size > MAX_PARTS) this.#parts.clear();
-    return getOrAdd(this.#parts, key, () => partOf(list, (one) => !out.has(one)));
+    const part = this.#parts.get(key) ?? partOf(list, (one) => !out.has(one));
+    this.#parts.set(key, part);
+    return part;
   }
 }
 

@@ -1,4 +1,3 @@
-import { getOrAdd } from "../get-or-add.js";
 import type { Instance, KvEventStatus } from "../instances/instance.js";
 import type { PooledInstance } from "../instances/pooled-instance.js";
 import type { Holders } from "../kv-events/block-tree.js";
@@ -170,7 +169,8 @@ export class LeastLoaded implements Routing {
 
   #membersOf(candidates: readonly Instance[]): ReadonlySet<Instance> {
     if (this.#changed !== undefined) this.#follow(this.#changed);
-    const members = getOrAdd(this.#members, candidates, () => this.#add(new Set(candidates)));
+    const members = this.#members.get(candidates) ?? this.#add(new Set(candidates));
+    this.#members.set(candidates, members);
     if (!this.#isTold) for (const one of members) this.#refresh(one);
     return members;
   }

@@ -2,7 +2,6 @@ import type { IncomingHttpHeaders, OutgoingHttpHeaders } from "node:http";
 import { Readable } from "node:stream";
 import { type Clock, KvError, YieldingQueue } from "@kv/interface";
 import { buildConnector, Client, type Dispatcher } from "undici";
-import { getOrAdd } from "../get-or-add.js";
 import type { FailureStage, Role } from "../instances/instance.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
 import { Deadline } from "../request/deadline.js";
@@ -117,10 +116,12 @@ export class Upstream {
   }
 
   #target(url: string) {
-    return getOrAdd(this.#targets, url, () => {
-      const { origin, pathname } = new URL(url);
-      return { origin, prefix: pathname === "/" ? "" : pathname };
-    });
+    const known = this.#targets.get(url);
+    if (known !== undefined) return known;
+    const { origin, pathname } = new URL(url);
+    const target = { origin, prefix: pathname === "/" ? "" : pathname };
+    this.#targets.set(url, target);
+    return target;
   }
 
   #open(origin: string): Client {
