@@ -48,9 +48,10 @@ const SHARED = [
 
 /**
  * The demo's tests take the packages as they are built: each of its files loads all of them. After
- * an edit they take the sources.
+ * an edit they take the sources. Those of the tier load NIXL, beside which a worker cannot load the
+ * stand-in of others.
  */
-const BUILT = afterAnEdit ? [] : ["apps/demo/**/*.test.ts"];
+const BUILT = afterAnEdit ? [] : ["apps/demo/**/!(*tier*).test.ts"];
 
 const builtProject = {
   extends: true as const,
