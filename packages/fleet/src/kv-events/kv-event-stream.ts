@@ -256,6 +256,7 @@ export class KvEventStream<Index extends KvEventIndex> {
   ): Promise<void> {
     const clock = this.#clock;
     const { signal } = this.#closing;
+    signal.throwIfAborted();
     const { host, port } = readTcpEndpoint(endpoint) ?? { host: "", port: 0 };
     const { maxFrames, maxMessageBytes } = SUBSCRIPTION_LIMITS;
     const startedAtMs = clock.now();
