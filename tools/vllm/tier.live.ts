@@ -229,8 +229,11 @@ it("serves 64 peers at a time, of which two are vLLM's, and holds nothing for th
   store.slots.set("ours-a", 3).set("ours-b", 7);
   const keys = ["ours-a", "ours-b"];
   const request = `r${requests}`;
-  for (const one of [vllm, second])
-    one.tell({ read: tier.localId, request, keys, blocks: [30, 31] });
+  const theirs = [vllm, second];
+  for (const one of theirs) one.tell({ read: tier.localId, request, keys, blocks: [30, 31] });
+  // A look-up that waits while the others of this process connect is a miss for vLLM.
+  for (const one of theirs)
+    expect(await one.event({ event: "found", request })).toMatchObject({ keys });
 
   const reads = ours.map(async (one) => {
     const fills: number[][] = [];
@@ -239,14 +242,14 @@ it("serves 64 peers at a time, of which two are vLLM's, and holds nothing for th
     return fills;
   });
   expect(await Promise.all(reads)).toEqual(ours.map(() => [[103], [107]]));
-  for (const one of [vllm, second])
+  for (const one of theirs)
     expect(await one.event({ event: "load", request })).toMatchObject({
       success: true,
       bytes: [[103], [107]],
     });
   expect(tier.peers).toHaveLength(64);
 
-  for (const one of [vllm, second]) one.tell({ finish: request, peer: tier.localId });
+  for (const one of theirs) one.tell({ finish: request, peer: tier.localId });
   await Promise.all([second.end("SIGKILL"), ...ours.map((one) => one.close())]);
   await vi.waitFor(() => expect(tier.peers).toEqual([vllm.peerId]), { timeout: 10_000 });
   await vi.waitFor(() => expect(store.pinned).toBe(0));
