@@ -17,16 +17,15 @@ import {
 import { readTcpEndpoint } from "@kv/side-channel";
 import type { BlockHashAlgorithm } from "@kv/tier";
 import { type Command, Option } from "commander";
-import { z } from "zod";
 import type { Engine } from "../copier.js";
 import { openPool } from "../pool.js";
-import { poolMetrics } from "./metrics.js";
 import {
   addNamespaceOptions,
   keysOf,
   type NamespaceOptions,
   namespaceOf,
 } from "./namespace-options.js";
+import { poolOperations } from "./pool-operations.js";
 
 interface ServeOptions extends NamespaceOptions {
   readonly port: number;
@@ -47,8 +46,6 @@ interface ServeOptions extends NamespaceOptions {
 }
 
 const DEFAULT_BYTES = 2 ** 30;
-/** Routers wait a little longer. */
-const COPY_MS = 25_000;
 
 export function addServe(program: Command): void {
   const command = program
@@ -155,21 +152,7 @@ async function serve(options: ServeOptions): Promise<void> {
       : new AdminServer({
           settings: { host: adminHost, port: adminPort },
           clock: systemClock(),
-          operations: {
-            status: () => pool.status(),
-            metrics: poolMetrics(() => pool.status()),
-            health: async () => {
-              const { draining } = pool.status();
-              return { ok: !draining, body: { draining } };
-            },
-            further: {
-              "GET /blocks": (query) =>
-                pool.content(query.get("epoch") ?? "", Number(query.get("after") ?? 0)),
-              "POST /copies": async (_, body) => ({
-                copied: await pool.copyFrom(peerIn(body), COPY_MS),
-              }),
-            },
-          },
+          operations: poolOperations(pool),
         });
 
   const close = async () => {
@@ -187,12 +170,6 @@ async function serve(options: ServeOptions): Promise<void> {
   } finally {
     await close();
   }
-}
-
-function peerIn(body: unknown): string {
-  const { data, error } = z.strictObject({ peer: z.string().max(512) }).safeParse(body);
-  if (data !== undefined) return data.peer;
-  throw new KvError("KV_REQUEST_INVALID", `the body is not {"peer": "HOST:PORT"}: ${error}`);
 }
 
 /** A second signal ends the process. */

@@ -1,0 +1,30 @@
+import { KvError } from "@kv/interface";
+import { z } from "zod";
+import type { Pool } from "../pool.js";
+import { poolMetrics } from "./metrics.js";
+
+/** Routers wait a little longer. */
+const COPY_MS = 25_000;
+
+/** What a pool's admin port serves to operators and routers. */
+export const poolOperations = (pool: Pool) => ({
+  status: () => pool.status(),
+  metrics: poolMetrics(() => pool.status()),
+  health: async () => {
+    const { draining } = pool.status();
+    return { ok: !draining, body: { draining } };
+  },
+  further: {
+    "GET /blocks": (query: URLSearchParams) =>
+      pool.content(query.get("epoch") ?? "", Number(query.get("after") ?? 0)),
+    "POST /copies": async (_: URLSearchParams, body: unknown) => ({
+      copied: await pool.copyFrom(peerIn(body), COPY_MS),
+    }),
+  },
+});
+
+function peerIn(body: unknown): string {
+  const { data, error } = z.strictObject({ peer: z.string().max(512) }).safeParse(body);
+  if (data !== undefined) return data.peer;
+  throw new KvError("KV_REQUEST_INVALID", `the body is not {"peer": "HOST:PORT"}: ${error}`);
+}
