@@ -59,6 +59,11 @@ interface Model {
   readonly numKvHeads?: number;
   /** With more ranks a cell would be smaller than a label. */
   readonly mostRanks?: number;
+  /**
+   * States make the pages of attention longer. A block's length then does not give the bytes of a
+   * token, so both engines have blocks of as many tokens.
+   */
+  readonly padsPages?: boolean;
   /** Optional abilities of the engines. */
   readonly allows?: readonly ("dcp" | "stages" | "packed")[];
 }
@@ -85,6 +90,12 @@ const MODELS: readonly Model[] = [
   {
     groups: ["mla", "mamba"],
     caches: [layer(0, { groups: [0, 1], state: { projections: [64], recurrent: 64 } })],
+    padsPages: true,
+  },
+  {
+    groups: ["mla", "mamba"],
+    caches: [layer(0, { groups: [0, 1], state: { projections: [8], recurrent: 8 } })],
+    mostRanks: 2,
   },
   {
     // States in regions of their own, larger than a block of attention.
@@ -188,11 +199,12 @@ export const kindScene: fc.Arbitrary<KindScene> = fc
     seed: fc.nat({ max: 100_000 }),
   })
   .map((draw): KindScene => {
-    const { groups, caches, numKvHeads = 4, mostRanks = 8, allows = [] } = draw.model;
+    const { groups, caches, numKvHeads = 4, mostRanks = 8, padsPages, allows = [] } = draw.model;
     const dealt = allows.includes("dcp") && (draw.prefill.dcp > 1 || draw.decode.dcp > 1);
+    const sameTokens = draw.sameTokens || dealt || padsPages === true;
     const engine = (given: typeof draw.prefill, isPrefill: boolean): KindEngine => ({
       tpSize: Math.min(given.tpSize, mostRanks),
-      kernelTokens: draw.sameTokens || dealt ? draw.prefill.kernelTokens : given.kernelTokens,
+      kernelTokens: sameTokens ? draw.prefill.kernelTokens : given.kernelTokens,
       // Blocks that are dealt out to a DCP group are cut alike on both sides.
       perLogical: dealt ? 1 : given.perLogical,
       layout: given.layout,
