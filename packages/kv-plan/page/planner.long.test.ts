@@ -98,12 +98,12 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
 
   test("a TP size that vLLM refuses, and a pasted config with a field that is not understood: kv-plan's own refusals", async () => {
     await open("model=nemotron-3-nano-30b&tp=64,1");
-    expect(await textOf("#reason")).toMatch(/cannot be split over TP size 64: vLLM refuses/);
+    expect(await textOf("#reason")).toContain("cannot be split over TP size 64: vLLM refuses");
     expect(await textOf("#changes")).toContain("prefill with TP 2");
     await page.select("#model", "");
     await fill("config", JSON.stringify({ ...json("qwen3-0.6b"), full_attention_interval: 4 }));
-    expect(await textOf("#reason")).toMatch(
-      /full_attention_interval \(4\): a field that may decide/,
+    expect(await textOf("#reason")).toContain(
+      "full_attention_interval (4): a field that may decide",
     );
     expect(await page.$("#changes")).toBeNull();
   });
@@ -150,14 +150,14 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
   });
 
   test.each([
-    ["tp=x", /TP: x is not a whole number from 1 to 1024/],
-    ["layout=XYZ", /Layout: XYZ is not HND, NHD or one of/],
-    ["model=none", /Model: none is none of /],
-    ["model=constructor", /Model: constructor is none of /],
-    ["layout=constructor", /Layout: constructor is not HND, NHD or one of/],
-    ["bandwidth=-1", /Bandwidth: -1 is not a number above 0/],
-    ["tp=1,2,4", /--tp is given 3 times/],
-    ["model=&config=%3C/script%3E%3Cimg%20src%3Dx%3E", /config\.json: /],
+    ["tp=x", "TP: x is not a whole number from 1 to 1024"],
+    ["layout=XYZ", "Layout: XYZ is not HND, NHD or one of"],
+    ["model=none", "Model: none is none of "],
+    ["model=constructor", "Model: constructor is none of "],
+    ["layout=constructor", "Layout: constructor is not HND, NHD or one of"],
+    ["bandwidth=-1", "Bandwidth: -1 is not a number above 0"],
+    ["tp=1,2,4", "--tp is given 3 times"],
+    ["model=&config=%3C/script%3E%3Cimg%20src%3Dx%3E", "config.json: "],
   ])("a wrong value (%s) is told, with its field", async (fragment, message) => {
     await open(fragment);
     expect(await textOf("#problem")).toMatch(message);

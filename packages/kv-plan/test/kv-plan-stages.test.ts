@@ -108,16 +108,16 @@ describe("refused", () => {
   test("by vLLM's decode workers; the report of a planned pair says so", async () => {
     expect((await planned(qwen)).refusedByVllm).toEqual([]);
     const found = await planned(`${qwen} --pp 2`);
-    expect(found.refusedByVllm.join()).toMatch(
-      /2 pipeline stages.*Number of KV layers must match.*@kv\/pull/,
+    expect(found.refusedByVllm.join()).toContain(
+      '2 pipeline stages: the handshake ends with "Number of KV layers must match between prefill and decode" (0.33); a decode worker of @kv/pull',
     );
     const { code, stdout } = await captured(`${qwen} --pp 2`);
     expect(code).toBe(EXIT_CODES.ok);
     expect(stdout).toMatch(/^not for a vLLM decode worker: prefill has 2 pipeline stages/m);
     // vllm#42895, by the table of vLLM's checks.
     const blocks = await planned(`${qwen} --block-size 16 --block-size 32`);
-    expect(blocks.refusedByVllm.join()).toMatch(
-      /a vLLM of TP 1 with kernel blocks of 32 tokens refuses a peer of TP 2 with blocks of 16 \(0\.33\)/,
+    expect(blocks.refusedByVllm.join()).toContain(
+      "a vLLM of TP 1 with kernel blocks of 32 tokens refuses a peer of TP 2 with blocks of 16 (0.33)",
     );
   });
 
@@ -140,10 +140,10 @@ describe("refused", () => {
     );
   });
 
-  test.each<[string, string[], RegExp]>([
-    ["more stages than layers", [`${qwen} --pp 29`], /--pp 29 is more than the 28 layers/],
-    ["three sizes", [`${qwen} --pp 1,2,3`], /--pp is given 3 times/],
-    ["--pp together with a file", ["--file x.json --pp 2"], /--pp has no effect with --file/],
+  test.each<[string, string[], string]>([
+    ["more stages than layers", [`${qwen} --pp 29`], "--pp 29 is more than the 28 layers"],
+    ["three sizes", [`${qwen} --pp 1,2,3`], "--pp is given 3 times"],
+    ["--pp together with a file", ["--file x.json --pp 2"], "--pp has no effect with --file"],
   ])("%s", async (_what, args, message) => {
     const { code, stderr } = await captured(...args);
     expect(code).toBe(EXIT_CODES.couldNotRun);
@@ -203,8 +203,8 @@ describe("a file", () => {
 
   test("refuses a cache that no stage has, and one that two stages have", async () => {
     for (const [name, message] of [
-      ["other", /no remote rank that is given holds the cache "layer.2"/],
-      ["layer.0", /cache "layer.0" is on the remote pipeline stages 0 and 1/],
+      ["other", 'no remote rank that is given holds the cache "layer.2"'],
+      ["layer.0", 'cache "layer.0" is on the remote pipeline stages 0 and 1'],
     ] as const) {
       const prefill = staged([
         ["layer.0", 0],
@@ -217,17 +217,9 @@ describe("a file", () => {
     }
   });
 
-  test.each<[string, object, RegExp]>([
-    [
-      "a stage beyond the last",
-      staged([["layer.0", 2]]),
-      /prefill\.regions\.0\.stage.*stage 2 of 2/,
-    ],
-    [
-      "a stage without regions",
-      staged([["layer.0", 0]]),
-      /prefill\.regions.*stage 1 of 2 has none/,
-    ],
+  test.each<[string, object, string]>([
+    ["a stage beyond the last", staged([["layer.0", 2]]), "prefill.regions.0.stage: stage 2 of 2"],
+    ["a stage without regions", staged([["layer.0", 0]]), "prefill.regions: stage 1 of 2 has none"],
   ])("refuses %s", async (_what, prefill, message) => {
     const { code, stderr } = await captured(`--file ${fileOf(prefill)}`);
     expect(code).toBe(EXIT_CODES.couldNotRun);
@@ -265,8 +257,8 @@ describe("forms", () => {
   test("groups that share regions", async () => {
     const { code, stdout } = await captured(`--config ${model("gpt-oss-20b")} --pp 2`);
     expect(code).toBe(EXIT_CODES.failed);
-    expect(stdout).toMatch(
-      /groups of layers share regions \(12 swa, 12 full\).*\[KV_PLAN_UNSUPPORTED\]/,
+    expect(stdout).toContain(
+      "groups of layers share regions (12 swa, 12 full), which are other ones on a pipeline stage than on an engine without stages [KV_PLAN_UNSUPPORTED]",
     );
   });
 });

@@ -155,7 +155,7 @@ describe("models by their published shapes", () => {
     // states of 8 and of 128 tokens.
     const blocks = 2 * (128 / 64 + 1) + 8192 / 256 + (8 / 4 + 1) + (128 / 8 + 1);
     expect(found.request.lengthBytes).toBe(row * blocks);
-    expect(found.plannedFrom).toMatch(/vLLM 0\.33's rules for DeepseekV4ForCausalLM/);
+    expect(found.plannedFrom).toContain("vLLM 0.33's rules for DeepseekV4ForCausalLM");
   });
 
   test("Nemotron 3 Nano 30B: states in attention pages, in blocks that vLLM derives for each TP size", async () => {
@@ -202,7 +202,9 @@ describe("models by their published shapes", () => {
     const flags = [`--config ${model("nemotron-3-nano-30b")} --tp 4`];
     const found = await planned(...flags, "--block-size 64 --tokens 16");
     expect(found.prefill.blockSize).toBe(1088);
-    expect(found.assumed.join()).toMatch(/--block-size 1088,1088 instead of 64,64: vLLM raises it/);
+    expect(found.assumed.join()).toContain(
+      "--block-size 1088,1088 instead of 64,64: vLLM raises it",
+    );
     expect((await planned(...flags, "--block-size 4096 --tokens 16")).prefill.blockSize).toBe(4096);
   });
 
@@ -319,7 +321,9 @@ describe("a pair that is refused", () => {
     const args = [`--config ${model("llama-3.1-70b")} --tp 8 --tp 4 --layout LHBNC`];
     const { code, stdout } = await captured(...args);
     expect(code).toBe(EXIT_CODES.failed);
-    expect(stdout).toMatch(/refused: .*\[KV_PLAN_UNSUPPORTED\]/);
+    expect(stdout).toContain(
+      'refused: region "model.layers.0.self_attn.attn": blocks must be split by head, and the layout does not keep heads together: local 2 heads, LHBNC, remote 1 heads, LHBNC [KV_PLAN_UNSUPPORTED]',
+    );
     const found = await report(...args);
     if (found.outcome !== "refused") return expect.fail("it was planned");
     expect(found.wouldWork).toEqual(
@@ -362,7 +366,7 @@ describe("a pair that is refused", () => {
     ]);
     const both = await report(`${base} --tp 3`);
     if (both.outcome !== "refused") return expect.fail("it was planned");
-    expect(both.reason).toMatch(/8 KV heads cannot be split over TP size 3/);
+    expect(both.reason).toContain("8 KV heads cannot be split over TP size 3");
     expect(both.wouldWork).toEqual([1, 2, 4, 8, 16].map((size) => `TP ${size} on both sides`));
   });
 
@@ -371,7 +375,9 @@ describe("a pair that is refused", () => {
       `--config ${model("qwen3-0.6b")} --config ${model("llama-3.1-70b")}`,
     );
     expect(code).toBe(EXIT_CODES.couldNotRun);
-    expect(stderr).toMatch(/differ in .*prefill .*decode .*\[KV_PLAN_INCOMPATIBLE\]/);
+    expect(stderr).toContain(
+      "differ in layers with a cache: prefill 28, decode 80 [KV_PLAN_INCOMPATIBLE]",
+    );
   });
 
   test("refuses a config with an unknown compression ratio", async () => {
@@ -387,7 +393,7 @@ describe("a pair that is refused", () => {
     for (const tp of ["6,2", "2,6"]) {
       const found = await report(`--layers 2 --kv-heads 8 --head-size 64 --tp ${tp}`);
       if (found.outcome !== "refused") return expect.fail("it was planned");
-      expect(found.reason).toMatch(/8 KV heads cannot be split over TP size 6/);
+      expect(found.reason).toContain("8 KV heads cannot be split over TP size 6");
       expect(found.wouldWork).toContain(tp === "6,2" ? "prefill with TP 2" : "decode with TP 2");
     }
   });
@@ -397,7 +403,9 @@ describe("a pair that is refused", () => {
     const file = fileOf("unknown.json", llama.replace("{", '{"rope_limit": Infinity, '));
     const { code, stdout } = await captured(`--config ${file} --tp 8`);
     expect(code).toBe(EXIT_CODES.failed);
-    expect(stdout).toMatch(/refused: .*mamba_d_state \(16\): a field that may decide the KV cache/);
+    expect(stdout).toContain(
+      "refused: unknown: mamba_d_state (16): a field that may decide the KV cache",
+    );
     expect(stdout).not.toContain("proven");
   });
 });
@@ -409,8 +417,8 @@ describe("cache types whose scales lie apart (vllm#52516)", () => {
     const found = await report(...llama, "nvfp4", "--tp 4 --tp 8");
     if (found.outcome !== "refused") return expect.fail("it was planned");
     expect(found.code).toBe("KV_PLAN_UNSUPPORTED");
-    expect(found.reason).toMatch(
-      /split by head, and blocks of cache dtype "nvfp4" do not keep heads and tokens apart/,
+    expect(found.reason).toContain(
+      'split by head, and blocks of cache dtype "nvfp4" do not keep heads and tokens apart',
     );
     expect(found.wouldWork).toEqual(
       expect.arrayContaining(["decode with TP 4", "prefill with TP 8"]),
@@ -427,9 +435,11 @@ describe("cache types whose scales lie apart (vllm#52516)", () => {
     expect(await cells("fp8_per_token_head")).toBe(128 + 4);
     expect(await cells("int4_per_token_head")).toBe(64 + 4);
     const other = await captured(...llama, "nvfp2", "--tp 8");
-    expect(other.stderr).toMatch(/dtype "nvfp2" is none of .*nvfp4/);
-    expect((await captured(...llama, "constructor")).stderr).toMatch(
-      /dtype "constructor" is none of/,
+    expect(other.stderr).toContain(
+      'dtype "nvfp2" is none of bfloat16, float16, fp8, fp8_e4m3, fp8_e5m2, nvfp4, nvfp4',
+    );
+    expect((await captured(...llama, "constructor")).stderr).toContain(
+      'dtype "constructor" is none of',
     );
   });
 
@@ -444,7 +454,7 @@ describe("cache types whose scales lie apart (vllm#52516)", () => {
       expect(found).toMatchObject({ outcome: "refused", code: "KV_PLAN_UNSUPPORTED" });
       expect(found).toHaveProperty(
         "reason",
-        expect.stringMatching(/different sizes must be cut by token, and/),
+        expect.stringContaining("different sizes must be cut by token, and"),
       );
     }
   });
@@ -465,7 +475,7 @@ describe("cache types whose scales lie apart (vllm#52516)", () => {
     );
     expect(await typed("nvfp4", 144)).toHaveProperty(
       "reason",
-      expect.stringMatching(/cache dtype "nvfp4"/),
+      expect.stringContaining('cache dtype "nvfp4"'),
     );
   });
 });
@@ -506,26 +516,30 @@ describe("a file", () => {
     expect(found.ranks[0]?.heads).toEqual([0, 8]);
   });
 
-  test.each<[string, unknown, RegExp]>([
-    ["not JSON", "{", /is not JSON/],
-    ["another version", { ...pair, version: 2 }, /version/],
-    ["an unknown member", { ...pair, prefill: engine(2, { more: 1 }) }, /prefill.*more/],
+  test.each<[string, unknown, string]>([
+    ["not JSON", "{", "is not JSON"],
+    ["another version", { ...pair, version: 2 }, "version"],
+    [
+      "an unknown member",
+      { ...pair, prefill: engine(2, { more: 1 }) },
+      'prefill: there is no key "more',
+    ],
     [
       "first-contact.md 3: a misspelt member, and the nearest,",
       { ...pair, prefill: engine(2, { ppSiz: 1 }) },
-      /prefill.*did you mean ppSize\?/,
+      'prefill: there is no key "ppSiz", did you mean ppSize?',
     ],
-    ["an unknown cache kind", { ...pair, groups: ["new"] }, /groups\.0/],
+    ["an unknown cache kind", { ...pair, groups: ["new"] }, "groups.0"],
     [
       "more ranks than any engine has",
       { ...pair, prefill: engine(2, { ppSize: 513 }) },
-      /1026 ranks/,
+      "1026 ranks",
     ],
-    ["no region", { ...pair, decode: engine(1, { regions: [] }) }, /decode\.regions/],
+    ["no region", { ...pair, decode: engine(1, { regions: [] }) }, "decode.regions"],
     [
       "a fractional length",
       { ...pair, decode: engine(1, { kernelBlockSize: 0.5 }) },
-      /decode\.kernelBlockSize/,
+      "decode.kernelBlockSize",
     ],
   ])("refuses %s", async (_what, content, message) => {
     const { code, stderr } = await captured(`--file ${fileOf("bad.json", content)}`);
@@ -535,63 +549,63 @@ describe("a file", () => {
   });
 });
 
-test.each<[string, string[], RegExp]>([
-  ["no input", [], /none is given/],
+test.each<[string, string[], string]>([
+  ["no input", [], "none is given"],
   [
     "a layout that is a name of each object",
     [`--config ${model("qwen3-0.6b")} --layout constructor`],
-    /must be HND, NHD or one of/,
+    "must be HND, NHD or one of",
   ],
-  ["two inputs", [`--config ${model("qwen3-0.6b")} --layers 3`], /--config and --layers are given/],
+  ["two inputs", [`--config ${model("qwen3-0.6b")} --layers 3`], "--config and --layers are given"],
   [
     "a flag that has no effect",
     ["--file x.json --block-size 16"],
-    /--block-size has no effect with --file/,
+    "--block-size has no effect with --file",
   ],
   [
     "a shape flag together with a config",
     [`--config ${model("qwen3-0.6b")} --kv-heads 3`],
-    /--kv-heads has no effect with --config/,
+    "--kv-heads has no effect with --config",
   ],
   [
     "flags for shapes together with a config",
     [`--config ${model("qwen3-0.6b")} --head-size 3 --mla`],
-    /--head-size, --mla has no effect/,
+    "--head-size, --mla has no effect",
   ],
   [
     "a dtype flag together with a file",
     ["--file x.json --kv-cache-dtype fp8 --tp 2"],
-    /--tp, --kv-cache-dtype has no effect with --file/,
+    "--tp, --kv-cache-dtype has no effect with --file",
   ],
   [
     "KV heads together with --mla",
     ["--layers 1 --mla --head-size 8 --kv-heads 2"],
-    /--kv-heads has no effect with --mla/,
+    "--kv-heads has no effect with --mla",
   ],
   [
     "a state dtype for a model without states",
     [`--config ${model("qwen3-0.6b")} --ssm-dtype float32`],
-    /--ssm-dtype float32 has no effect: no layer/,
+    "--ssm-dtype float32 has no effect: no layer",
   ],
   [
     "more ranks than any engine has",
     [`--config ${model("qwen3-0.6b")} --tp 512 --pp 4`],
-    /make 2048 ranks, more than 1024/,
+    "make 2048 ranks, more than 1024",
   ],
-  ["three sizes", [`--config ${model("qwen3-0.6b")} --tp 1,2,4`], /--tp is given 3 times/],
-  ["a missing file", ["--file /nowhere/pair.json"], /\/nowhere\/pair\.json cannot be read/],
-  ["two forms", [`--config ${model("qwen3-0.6b")} --json --svg`], /the report has one form/],
+  ["three sizes", [`--config ${model("qwen3-0.6b")} --tp 1,2,4`], "--tp is given 3 times"],
+  ["a missing file", ["--file /nowhere/pair.json"], "/nowhere/pair.json cannot be read"],
+  ["two forms", [`--config ${model("qwen3-0.6b")} --json --svg`], "the report has one form"],
   [
     "a kernel block that does not divide",
     [`--config ${model("qwen3-0.6b")} --block-size 48 --kernel-block-size 32`],
-    /not a multiple/,
+    "not a multiple",
   ],
-  ["running engines", ["--from p:5600 --from=d:5600"], /kv-peer plan --from PREFILL:5600/],
-  ["an incomplete shape", ["--layers 3"], /--layers needs --head-size and --kv-heads/],
+  ["running engines", ["--from p:5600 --from=d:5600"], "kv-peer plan --from PREFILL:5600"],
+  ["an incomplete shape", ["--layers 3"], "--layers needs --head-size and --kv-heads"],
   [
     "a pool that is too small",
     [`--config ${model("qwen3-0.6b")} --num-blocks 3`],
-    /too small for a request of 2048 tokens/,
+    "too small for a request of 2048 tokens",
   ],
 ])("refuses %s", async (_what, args, message) => {
   const { code, stdout, stderr } = await captured(...args);

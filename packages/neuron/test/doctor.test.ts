@@ -104,9 +104,9 @@ describe.skipIf(absent)(
         expect(report.verdict).toBe("fail");
         for (const id of ["machine.devices", "machine.driver", "library.path"]) {
           expect(checks[id]?.status, id).toBe("fail");
-          expect(checks[id]?.fix, id).toMatch(/aws-neuronx/);
+          expect(checks[id]?.fix, id).toContain("aws-neuronx");
         }
-        expect(checks["library.path"]?.found).toMatch(/tried \/nowhere\/libnrt.so.1: no such file/);
+        expect(checks["library.path"]?.found).toContain("tried /nowhere/libnrt.so.1: no such file");
         expect(checks["library.symbols"]).toBeUndefined();
         expect(checks["runtime.init"]).toMatchObject({
           status: "note",
@@ -136,10 +136,10 @@ describe.skipIf(absent)(
     );
 
     test.each([
-      ["nrt_init", /nrt_init answered NRT_STATUS 1/],
-      ["nrt_tensor_allocate", /answered NRT_STATUS 4/],
-      ["nrt_tensor_read", /nrt_tensor_read answered NRT_STATUS 1/],
-      ["nrt_init crashes", /the process ended with SIGABRT, in nrt_init/],
+      ["nrt_init", "nrt_init answered NRT_STATUS 1"],
+      ["nrt_tensor_allocate", "answered NRT_STATUS 4"],
+      ["nrt_tensor_read", "nrt_tensor_read answered NRT_STATUS 1"],
+      ["nrt_init crashes", "the process ended with SIGABRT, in nrt_init"],
     ])(
       "a runtime that fails in %s is one failed check of the report",
       async (fault, found) => {
@@ -176,7 +176,7 @@ describe.skipIf(absent)(
         expect(hung.code).toBe(1);
         const { stdout } = await run(["--no-init"], "");
         expect(stdout).toMatch(/^ok +libnrt\.so +\S*libfake_nrt\.so$/m);
-        expect(stdout).toMatch(/not tried \(--no-init/);
+        expect(stdout).toContain("not tried (--no-init");
       },
       SLOW_MACHINE_MS,
     );

@@ -116,12 +116,12 @@ describe.skipIf(capability.curve !== true)("libzmq that lacks our key", () => {
     [
       "with a client key that is not accepted",
       { ...asClient, ...keysForLibzmq(curveKeysOf(OTHER).client) },
-      /client key/,
+      "client key",
     ],
     [
       "with another server key",
       { ...asClient, curveServerKey: z85(curveKeysOf(OTHER).server.publicKey) },
-      /server key/,
+      "server key",
     ],
   ])("its REQ %s is refused", async (_, keys, why) => {
     const { echo, warnings } = talker([OWN]);
@@ -139,7 +139,7 @@ describe.skipIf(capability.curve !== true)("libzmq that lacks our key", () => {
     [
       "with another key",
       { ...keysForLibzmq(curveKeysOf(OTHER).server), curveServer: true },
-      /ended the CURVE handshake/,
+      "ended the CURVE handshake",
     ],
   ])("its ROUTER %s is refused", async (_, keys, why) => {
     const socket = own(new Router({ linger: 0, ...keys }));

@@ -242,5 +242,5 @@ test("invalid rules are rejected", () => {
   for (const rule of wrong) {
     expect(() => memoryNetwork({ faults: [rule as FaultRule] })).toThrow(KvError);
   }
-  expect(() => memoryNetwork({ latency: { lingerMs: -1 } })).toThrow(/lingerMs is -1/);
+  expect(() => memoryNetwork({ latency: { lingerMs: -1 } })).toThrow("lingerMs is -1");
 });

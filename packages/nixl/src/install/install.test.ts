@@ -108,8 +108,8 @@ test.runIf(linux)(
 );
 
 test("versions and machines without a pinned digest are refused", () => {
-  expect(() => wheelFor("9.9.9", 12, "x64")).toThrow(/no wheel is pinned for NIXL 9.9.9/);
-  expect(() => wheelFor("1.5.0", 12, "riscv64")).toThrow(/riscv64/);
+  expect(() => wheelFor("9.9.9", 12, "x64")).toThrow("no wheel is pinned for NIXL 9.9.9");
+  expect(() => wheelFor("1.5.0", 12, "riscv64")).toThrow("riscv64");
   for (const arch of ["x64", "arm64"])
     for (const cuda of [12, 13] as const)
       expect(wheelFor("1.5.0", cuda, arch).sha256).toMatch(/^[0-9a-f]{64}$/);

@@ -34,8 +34,8 @@ describe.skipIf(fakeMissing)(
         expect(message).toContain(part);
       expect(hint).toContain("ask for one of UCX");
       const broken = () => transport.createAgent({ backends: [{ name: "BROKEN" }] });
-      expect((await refused(broken, code)).message).toMatch(
-        /selected by the agent's backends, does not load/,
+      expect((await refused(broken, code)).message).toContain(
+        "selected by the agent's backends, does not load",
       );
     });
 

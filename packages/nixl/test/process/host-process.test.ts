@@ -41,14 +41,14 @@ for (const { backend, missing } of BOTH_BACKENDS) {
       });
 
       test("umask, folder, limits, core dumps, locale and the flags of stdin, stdout and stderr stay", () => {
-        expect(report.before.status.join()).toMatch(/Umask:/);
+        expect(report.before.status.join()).toContain("Umask:");
         // The other members have tests of their own.
         const { status: _, code: __, ...kept } = report.before;
         expect(report.after).toMatchObject(kept);
       });
 
       test("no code of Node and of the libraries that it had loaded is replaced, such as that of malloc", () => {
-        expect(report.before.code.join()).toMatch(/\/libc\.so\.6 /);
+        expect(report.before.code.join()).toContain("/libc.so.6 ");
         expect(report.after.code).toEqual(report.before.code);
       });
 
@@ -77,7 +77,7 @@ for (const { backend, missing } of BOTH_BACKENDS) {
         });
         expect(() => JSON.parse(stdout), stdout).not.toThrow();
         expect(stderr).toMatch(/nixl_\w+\.cpp/);
-        expect(stderr).toMatch(backend === "UCX" ? /UCX {2}INFO/ : /libfabric:/);
+        expect(stderr).toMatch(backend === "UCX" ? /UCX {2}INFO/ : "libfabric:");
       });
     },
   );

@@ -23,36 +23,36 @@ const region = (change: Record<string, unknown>) => {
   };
 };
 
-test.each<[string, () => unknown, KvErrorCode, RegExp]>([
+test.each<[string, () => unknown, KvErrorCode, string]>([
   [
     "heads that cannot be split",
     () => samplePlan({ tpSize: 3 }, { tpSize: 3 }, { numKvHeads: 4 }),
     "KV_TOPOLOGY_INVALID",
-    /4 KV heads cannot be split over TP size 3/,
+    "4 KV heads cannot be split over TP size 3",
   ],
   [
     "local kernel blocks that do not divide into logical blocks",
     () => samplePlan({ physicalBlocksPerLogical: 3 }),
     "KV_PLAN_INVALID",
-    /local.*10 kernel blocks do not divide into logical blocks of 3 kernel blocks/,
+    'local rank, region 0 "layer.0": 10 kernel blocks do not divide into logical blocks of 3 kernel blocks',
   ],
   [
     "remote kernel blocks that do not divide into logical blocks",
     () => samplePlan({}, { physicalBlocksPerLogical: 3 }),
     "KV_PLAN_INVALID",
-    /remote.*10 kernel blocks do not divide into logical blocks of 3 kernel blocks/,
+    'remote rank 0, region 0 "layer.0": 10 kernel blocks do not divide into logical blocks of 3 kernel blocks',
   ],
   [
     "another attention backend",
     () => samplePlan({}, { attentionBackend: "CPU_ATTN" }),
     "KV_PLAN_INCOMPATIBLE",
-    /local FLASH_ATTN, remote CPU_ATTN/,
+    "local FLASH_ATTN, remote CPU_ATTN",
   ],
   [
     "a layout that spreads heads over memory",
     () => samplePlan({ layout: "BHLNC" }),
     "KV_PLAN_INCOMPATIBLE",
-    /local BHLNC, remote LBHNC/,
+    "local BHLNC, remote LBHNC",
   ],
   [
     "local token-major blocks on a backend with its own token order",
@@ -62,19 +62,19 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
         { attentionBackend: "CPU_ATTN" },
       ),
     "KV_PLAN_INCOMPATIBLE",
-    /an order of tokens of its own: local LBNHC, remote LBHNC/,
+    "an order of tokens of its own: local LBNHC, remote LBHNC",
   ],
   [
     "a receive pass when the remote blocks are larger than the local ones",
     () => samplePlan({}, { kernelBlockSize: 32 }, { form: "permute" }),
     "KV_PLAN_UNSUPPORTED",
-    /not parts of the local ones/,
+    "not parts of the local ones",
   ],
   [
     "DCP of dense attention",
     () => samplePlan({ dcpSize: 2 }),
     "KV_PLAN_UNSUPPORTED",
-    /only MLA caches can be sharded by DCP: local 2, remote 1/,
+    "only MLA caches can be sharded by DCP: local 2, remote 1",
   ],
   [
     "token-major blocks of CPU_ATTN, which vLLM does not have",
@@ -85,26 +85,26 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
         { conversions: ["hnd-to-nhd", "attention-order"] },
       ),
     "KV_PLAN_UNSUPPORTED",
-    /a pass cannot, for the order of tokens within a head is the backend's own; finer descriptors cannot/,
+    "a pass cannot, for the order of tokens within a head is the backend's own; finer descriptors cannot",
   ],
   [
     "DCP of a draft that is split by head",
     () => samplePlan(dealt(2, 2), dealt(2, 2), { groups: ["mla", "full"] }),
     "KV_PLAN_UNSUPPORTED",
-    /group 1 \(full\) cannot be sharded over the ranks of a DCP group: local 2, remote 2/,
+    "group 1 (full) cannot be sharded over the ranks of a DCP group: local 2, remote 2",
   ],
   [
     "DCP groups that do not divide the engine",
     () => samplePlan(dealt(4, 3), dealt(4, 3), { groups: ["mla"] }),
     "KV_PLAN_INVALID",
-    /DCP groups of 3 ranks do not divide TP size 4/,
+    "DCP groups of 3 ranks do not divide TP size 4",
   ],
   [
     "DCP with different block sizes",
     () =>
       samplePlan(dealt(2, 2), { ...dealt(2, 2), physicalBlocksPerLogical: 2 }, { groups: ["mla"] }),
     "KV_PLAN_UNSUPPORTED",
-    /must hold equally many tokens on both sides: local 16, remote 32/,
+    "must hold equally many tokens on both sides: local 16, remote 32",
   ],
   [
     "more descriptors than an index can hold",
@@ -120,19 +120,19 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
       return samplePlan(many(sampleRank({ layout: "LBNHC" })), many(sampleRank()));
     },
     "KV_PLAN_UNSUPPORTED",
-    /rank 0: 4294967296 descriptors in one list/,
+    "rank 0: 4294967296 descriptors in one list",
   ],
   [
     "another name of a region",
     () => samplePlan({}, region({ name: "layer.7" })),
     "KV_PLAN_INCOMPATIBLE",
-    /region 1 .* local layer.1, remote layer.7/,
+    "region 1 must name the same cache on both sides: local layer.1, remote layer.7",
   ],
   [
     "block lengths that do not match",
     () => samplePlan({}, region({ blockLengthBytes: 511 })),
     "KV_PLAN_INCOMPATIBLE",
-    /"layer.1".* local 512, remote 511/,
+    '"layer.1": block lengths do not fit 4 local and 4 remote heads at 1 and 1 equal parts of a block: local 512, remote 511',
   ],
   [
     "hybrid page lengths that do not match",
@@ -142,61 +142,61 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
       return samplePlan(rank(512), rank(256), { groups: ["full", "mamba"] });
     },
     "KV_PLAN_INCOMPATIBLE",
-    /"layer.0".* local 128 of 512, remote 64 of 256/,
+    '"layer.0": blocks do not have as many bytes for each head and part: local 128 of 512, remote 64 of 256',
   ],
   [
     "overlapping blocks",
     () => samplePlan({}, region({ blockStrideBytes: 10 })),
     "KV_PLAN_INVALID",
-    /remote rank 0, region 1 .*512 bytes overlap at a stride of 10/,
+    'remote rank 0, region 1 "layer.1": blocks of 512 bytes overlap at a stride of 10',
   ],
   [
     "two regions of one name",
     () => samplePlan(region({ name: "layer.0" })),
     "KV_PLAN_INVALID",
-    /the local rank: two regions are named "layer.0"/,
+    'the local rank: two regions are named "layer.0"',
   ],
   [
     "an address above 2^53",
     () => samplePlan({}, region({ baseAddress: 2 ** 53 - 512 })),
     "KV_PLAN_INVALID",
-    /2\^53/,
+    "2^53",
   ],
   [
     "a group that the model lacks",
     () => samplePlan({}, region({ groupId: 1 })),
     "KV_PLAN_INVALID",
-    /groupId 1, but the model has 1/,
+    "groupId 1, but the model has 1",
   ],
   [
     "a block that does not divide into its heads and tokens",
     () => samplePlan({ blockLengthBytes: 500 }, { blockLengthBytes: 500 }),
     "KV_PLAN_INVALID",
-    /500 bytes does not divide into 4 heads of 16 tokens/,
+    "500 bytes does not divide into 4 heads of 16 tokens",
   ],
   [
     "a region in different groups",
     () => samplePlan({}, region({ groupId: 1 }), { groups: ["full", "swa"] }),
     "KV_PLAN_UNSUPPORTED",
-    /local 0, remote 1/,
+    "local 0, remote 1",
   ],
   [
     "DCP sizes that do not divide",
     () => samplePlan({ dcpSize: 2 }, { dcpSize: 3 }),
     "KV_PLAN_INCOMPATIBLE",
-    /local 2, remote 3/,
+    "local 2, remote 3",
   ],
   [
     "a remote rank that the local rank does not read",
     () => samplePlan({ tpSize: 2 }, { tpSize: 2, tpRank: 1 }),
     "KV_PLAN_INCOMPATIBLE",
-    /remote rank 1/,
+    "remote rank 1",
   ],
   [
     "a missing remote rank",
     () => samplePlan({}, { tpSize: 2 }),
     "KV_PLAN_INVALID",
-    /reads from remote ranks 0, 1; the geometry of 1 is missing/,
+    "reads from remote ranks 0, 1; the geometry of 1 is missing",
   ],
   [
     "ranks of one engine that differ",
@@ -212,13 +212,13 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
         },
       ),
     "KV_PLAN_INVALID",
-    /differ in kernelBlockSize: 16 and 8/,
+    "differ in kernelBlockSize: 16 and 8",
   ],
   [
     "no remote rank at all",
     () => samplePlan({}, {}, { remotes: [] }),
     "KV_PLAN_INVALID",
-    /at least one remote rank/,
+    "at least one remote rank",
   ],
 ])("refuses %s, with both values", (_what, attempt, code, message) => {
   refused(attempt, code, message);
@@ -236,7 +236,7 @@ test("chooses the transfer form and gives the reason", () => {
   // One head: parts lie in order.
   expect(plan({ ...big, tpSize: 4 }, { tpSize: 4 }).form).toBe("copy");
   expect(plan(big, {}, { canPass: false })).toMatchObject({ form: "direct" });
-  expect(plan(big, {}, { canPass: false }).formReason).toMatch(/device memory/);
+  expect(plan(big, {}, { canPass: false }).formReason).toContain("device memory");
   expect(plan({}, big)).toMatchObject({ form: "direct", blockSizeRatio: 1, remoteParts: 2 });
   expect(plan({ kernelBlockSize: 48 }, big)).toMatchObject({ blockSizeRatio: 3, remoteParts: 2 });
   expect(plan({ layout: "LBNHC" }, {})).toMatchObject({
@@ -389,7 +389,7 @@ describe("stages of a pipeline", () => {
 
   test("must together hold every cache of the local rank", () => {
     const attempt = () => samplePlan({}, {}, { remotes: [stageOf(whole, 1, [1])] });
-    expect(attempt).toThrow(/no remote rank that is given holds the cache "layer.0"/);
+    expect(attempt).toThrow('no remote rank that is given holds the cache "layer.0"');
     const { ppRank: _none, ...unnumbered } = stageOf(whole, 0, [1]);
     for (const [remote, ranks] of [
       [stageOf(whole, 1, [1]), [[1, 0]]],

@@ -57,7 +57,7 @@ test("refuses a proof when the caches have fewer blocks than groups", () => {
   };
   expect(proof(2)).toMatchObject({ proven: true });
   expect(() => proof(1)).toThrow(
-    /no request fits into caches of 1 and 1 logical blocks: each of 2 groups needs one/,
+    "no request fits into caches of 1 and 1 logical blocks: each of 2 groups needs one",
   );
 });
 
@@ -72,8 +72,8 @@ test("lists the engine's own conversions as assumed", () => {
     numKvHeads: 4,
   });
   expect(verdict).toMatchObject({ proven: true });
-  expect(verdict.proven && verdict.assumed.join()).toMatch(
-    /repacks .* PLAIN to CPU_ATTN.*masks tokens/,
+  expect(verdict.proven && verdict.assumed.join()).toContain(
+    "repacks the inside of a head from PLAIN to CPU_ATTN,the engine masks tokens",
   );
 });
 

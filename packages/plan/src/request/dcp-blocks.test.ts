@@ -101,8 +101,8 @@ describe("refuses", () => {
         remoteBlockIds: [[1, 2]],
         numTokens: ids.length * 16,
       });
-    refused(twice([5, 6, 5]), "KV_BLOCKS_OUT_OF_RANGE", /local block 5 is to be filled twice/);
-    refused(twice([5, 5]), "KV_BLOCKS_OUT_OF_RANGE", /local block 5 is to be filled twice/);
+    refused(twice([5, 6, 5]), "KV_BLOCKS_OUT_OF_RANGE", "local block 5 is to be filled twice");
+    refused(twice([5, 5]), "KV_BLOCKS_OUT_OF_RANGE", "local block 5 is to be filled twice");
   });
 
   test("a list with an ambiguous start", () => {
@@ -111,12 +111,12 @@ describe("refuses", () => {
     refused(
       attempt(lists),
       "KV_BLOCKS_MISMATCH",
-      /2 local blocks \(DCP 1\) and 1 remote ones \(DCP 2\).*tokens: unknown/,
+      "2 local blocks (DCP 1) and 1 remote ones (DCP 2) the number of blocks before the local ones is ambiguous (tokens: unknown",
     );
     refused(
       attempt({ ...lists, numTokens: 16 }),
       "KV_BLOCKS_MISMATCH",
-      /2 local blocks.*tokens: 16/,
+      "2 local blocks (DCP 1) and 1 remote ones (DCP 2) the number of blocks before the local ones is ambiguous (tokens: 16",
     );
     expect(attempt({ ...lists, numTokens: 16 })).toThrow(
       expect.objectContaining({
@@ -127,7 +127,7 @@ describe("refuses", () => {
     refused(
       attempt({ localBlockIds: [[5]], remoteBlockIds: [[1, 2]] }),
       "KV_BLOCKS_MISMATCH",
-      /1 local blocks \(DCP 1\) and 2 remote ones \(DCP 2\).*tokens: unknown/,
+      "1 local blocks (DCP 1) and 2 remote ones (DCP 2) the number of blocks before the local ones is ambiguous (tokens: unknown",
     );
   });
 
@@ -135,6 +135,6 @@ describe("refuses", () => {
     const plan = planOf();
     const half = { ...plan, sources: plan.sources.slice(0, 1) };
     const attempt = () => pairsOf(half, asked([5, 6], [1], 32));
-    refused(attempt, "KV_BLOCKS_MISMATCH", /group 0: no remote rank covers local block 6/);
+    refused(attempt, "KV_BLOCKS_MISMATCH", "group 0: no remote rank covers local block 6");
   });
 });

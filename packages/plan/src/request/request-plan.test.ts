@@ -108,9 +108,9 @@ describe("a window with fewer remote blocks", () => {
         numTokens: 90,
       });
     expect(twice([8, 7, 8])).toThrow(
-      /local block 8 is listed both before the remote's window and within it/,
+      "local block 8 is listed both before the remote's window and within it",
     );
-    expect(twice([7, 7, 8])).toThrow(/local block 7 is listed both/);
+    expect(twice([7, 7, 8])).toThrow("local block 7 is listed both");
     // Of what is zeroed one block may stand for several: it holds nothing.
     const few = { remoteBlockIds: [[3]], numTokens: 90 };
     expect(
@@ -207,7 +207,7 @@ describe("groups in regions of their own", () => {
     ).toHaveLength(1);
     expect(() =>
       planRequest(plan, { localBlockIds: [[1], [2]], remoteBlockIds: [[1], [2]] }),
-    ).toThrow(/group 1 has blocks, and no region/);
+    ).toThrow("group 1 has blocks, and no region");
   });
 
   test("names a repeated block by its kernel block id in the group", () => {
@@ -219,10 +219,10 @@ describe("groups in regions of their own", () => {
       (localBlockIds: readonly number[][], remoteBlockIds: readonly number[][]) => () =>
         planRequest(plan, { localBlockIds, remoteBlockIds, numTokens: 64 });
     expect(attempt([[3, 3], []], [[1, 2, 3, 4], []])).toThrow(
-      /local kernel block 3 is to be filled twice/,
+      "local kernel block 3 is to be filled twice",
     );
     expect(attempt([[], [3, 3]], [[], [1, 2]])).toThrow(
-      /local kernel block 3 is to be filled twice/,
+      "local kernel block 3 is to be filled twice",
     );
   });
 });
@@ -293,62 +293,62 @@ test("counts the runs after ordering, over all regions", () => {
   expect(request).toMatchObject({ descriptorCount: 8, runCount: 4 });
 });
 
-test.each<[string, EngineTransferPlan, RequestBlocks, KvErrorCode, RegExp]>([
+test.each<[string, EngineTransferPlan, RequestBlocks, KvErrorCode, string]>([
   [
     "too few groups",
     equal,
     { localBlockIds: [[1]], remoteBlockIds: [] },
     "KV_BLOCKS_MISMATCH",
-    /remote .*0 KV cache groups .* has 1/,
+    "remote block ids of 0 KV cache groups are given, the engine has 1",
   ],
   [
     "too many groups",
     equal,
     { localBlockIds: [[1], []], remoteBlockIds: [[1]] },
     "KV_BLOCKS_MISMATCH",
-    /local .*2 KV cache groups/,
+    "local block ids of 2 KV cache groups",
   ],
   [
     "zero tokens",
     equal,
     { localBlockIds: [[1]], remoteBlockIds: [[1]], numTokens: 0 },
     "KV_BLOCKS_MISMATCH",
-    /numTokens is 0/,
+    "numTokens is 0",
   ],
   [
     "a negative number of computed blocks",
     equal,
     { localBlockIds: [[1]], remoteBlockIds: [[1]], localComputedBlocks: [-1] },
     "KV_BLOCKS_MISMATCH",
-    /localComputedBlocks of group 0 is -1/,
+    "localComputedBlocks of group 0 is -1",
   ],
   [
     "a local block out of range",
     equal,
     { localBlockIds: [[10]], remoteBlockIds: [[1]] },
     "KV_BLOCKS_OUT_OF_RANGE",
-    /local block 10 .* 10 blocks/,
+    "local block 10 is not among the 10 blocks",
   ],
   [
     "a remote block out of range",
     equal,
     { localBlockIds: [[1]], remoteBlockIds: [[-1]] },
     "KV_BLOCKS_OUT_OF_RANGE",
-    /remote block -1/,
+    "remote block -1",
   ],
   [
     "a fractional block id",
     equal,
     { localBlockIds: [[1]], remoteBlockIds: [[1.5]] },
     "KV_BLOCKS_OUT_OF_RANGE",
-    /remote block 1.5/,
+    "remote block 1.5",
   ],
   [
     "a repeated local block",
     equal,
     { localBlockIds: [[3, 3]], remoteBlockIds: [[1, 2]] },
     "KV_BLOCKS_OUT_OF_RANGE",
-    /block 3 .*twice/,
+    "block 3 is to be filled twice",
   ],
 ])("refuses %s", (_what, plan, blocks, code, message) => {
   const attempt = () => planRequest(plan, blocks);
