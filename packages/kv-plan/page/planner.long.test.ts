@@ -2,18 +2,16 @@
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { fileURLToPath, pathToFileURL } from "node:url";
+import { pathToFileURL } from "node:url";
 import type { Browser, Page } from "puppeteer-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { renderText } from "../src/render/render-text.js";
-import type { PairReport } from "../src/report/report.js";
-import { captured } from "../test/captured-run.js";
+import { captured, model, report } from "../test/captured-run.js";
 import { chromium, openBrowser, openPage } from "../test/chromium.js";
 import { buildPlanner } from "./build.js";
 
 // The planner as a page: opened from a file, without a server. KV_SCREENSHOTS=FOLDER keeps pictures
 // of it.
-const fixture = (name: string) => fileURLToPath(new URL(`../models/${name}.json`, import.meta.url));
 
 describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
   const folder = mkdtempSync(join(tmpdir(), "kv-planner-"));
@@ -27,7 +25,7 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
     await page.goto(`${pathToFileURL(file).href}#${fragment}`);
     await page.waitForSelector('body[data-ready="true"]');
   };
-  const json = (name: string) => JSON.parse(readFileSync(fixture(name), "utf8")) as object;
+  const json = (name: string) => JSON.parse(readFileSync(model(name), "utf8")) as object;
   const textOf = (selector: string) => page.$eval(selector, (found) => found.textContent ?? "");
   const fill = async (name: string, value: string) => {
     await page.$eval(
@@ -39,10 +37,7 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
       value,
     );
   };
-  const told = async (args: string) => {
-    const { stdout } = await captured(`${args} --json`);
-    return renderText(JSON.parse(stdout) as PairReport);
-  };
+  const told = async (args: string) => renderText(await report(args));
 
   beforeAll(async () => {
     writeFileSync(file, await buildPlanner());
@@ -57,7 +52,7 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
   test("the report of a known model is that of kv-plan", async () => {
     await open("model=qwen3-0.6b&tp=4,2&block=16,32&tokens=100");
     expect(await textOf("#text")).toBe(
-      await told(`--config ${fixture("qwen3-0.6b")} --tp 4,2 --block-size 16,32 --tokens 100`),
+      await told(`--config ${model("qwen3-0.6b")} --tp 4,2 --block-size 16,32 --tokens 100`),
     );
     expect(await textOf("#verdict")).toMatch(/^Proven/);
     // vllm#55434
@@ -70,7 +65,7 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
     await open();
     await page.select("#model", "");
     expect(await textOf("#problem")).toMatch(/config\.json: .*KV_CONFIG_INVALID/);
-    await fill("config", readFileSync(fixture("deepseek-v3"), "utf8"));
+    await fill("config", readFileSync(model("deepseek-v3"), "utf8"));
     await fill("tp", "8,16");
     const text = await textOf("#text");
     expect(text).toContain("prefill TP 8 → decode TP 16");
@@ -128,9 +123,9 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
     "deepseek-v3&tp=8,2",
     "nemotron-3-nano-30b&tp=1",
     "gemma-4-31b&tp=1&pp=1",
-  ])("at 390 px the picture and its legend are whole: %s", async (model) => {
+  ])("at 390 px the picture and its legend are whole: %s", async (fragment) => {
     await page.setViewport({ width: 390, height: 900 });
-    await open(`model=${model}`);
+    await open(`model=${fragment}`);
     const outside = await page.$$eval(".narrow svg text", (found) =>
       found.flatMap((each) => {
         const { x, y, width } = (each as SVGTextElement).getBBox();
@@ -168,7 +163,7 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
     await open("model=llama-3.1-70b&tp=4,2&tokens=64");
     const session = await browser.target().createCDPSession();
     await session.send("Browser.setDownloadBehavior", { behavior: "allow", downloadPath: folder });
-    const args = `--config ${fixture("llama-3.1-70b")} --tp 4,2 --tokens 64`;
+    const args = `--config ${model("llama-3.1-70b")} --tp 4,2 --tokens 64`;
     await page.click("#save-svg");
     const { stdout } = await captured(`${args} --svg`);
     await expect.poll(() => readOrNothing(join(folder, "kv-plan.svg"))).toBe(stdout);

@@ -1,16 +1,14 @@
 import { readFileSync } from "node:fs";
-import { fileURLToPath } from "node:url";
 import { KvError } from "@kv/interface";
 import { describe, expect, test } from "vitest";
-import { captured } from "../../test/captured-run.js";
+import { captured, model } from "../../test/captured-run.js";
 import { modelOfConfig } from "../input/model-source.js";
 import { SIZE_DEFAULTS, type SizeReport, type SizeSettings, sizeReport } from "./size-report.js";
 
 const GIB = 2 ** 30;
-const file = (name: string) => fileURLToPath(new URL(`../../models/${name}.json`, import.meta.url));
 
 function sized(name: string, settings: Partial<SizeSettings> = {}): SizeReport {
-  const config: unknown = JSON.parse(readFileSync(file(name), "utf8"));
+  const config: unknown = JSON.parse(readFileSync(model(name), "utf8"));
   return sizeReport(
     modelOfConfig(name, config),
     config,
@@ -118,7 +116,7 @@ describe("how many tokens fit", () => {
 });
 
 describe("kv-plan size", () => {
-  const args = ["size", "--config", file("gpt-oss-20b"), "--tp", "2", "--memory", "80GiB"];
+  const args = ["size", "--config", model("gpt-oss-20b"), "--tp", "2", "--memory", "80GiB"];
 
   test("prints one screen, which calls an estimate one", async () => {
     const { code, stdout, stderr } = await captured(...args);
