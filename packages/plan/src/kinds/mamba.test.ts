@@ -2,7 +2,7 @@ import type { KvErrorCode } from "@kv/interface";
 import { describe, expect, test } from "vitest";
 import type { RankGeometry, StateSpaceGeometry } from "../geometry/rank-geometry.js";
 import { refused } from "../refused.test-support.js";
-import { sampleRank } from "../sample-pair.test-support.js";
+import { sampleRank, withRegions } from "../sample-pair.test-support.js";
 import { mamba, requireStatesFit } from "./mamba.js";
 
 /** Projections of 8, 4 and 4 bytes and a recurrent state of 32, divided by `share`. */
@@ -100,7 +100,7 @@ describe("size of a state in a logical block", () => {
       physicalBlocksPerLogical: 2,
       stateSpace: { convBytes: 100, recurrentBytes },
     });
-    return { ...made, regions: made.regions.map((one) => ({ ...one, blockStrideBytes: 600 })) };
+    return withRegions(made, () => ({ blockStrideBytes: 600 }));
   };
 
   test("accepts a state up to the kernel blocks with padding, refuses a larger one", () => {

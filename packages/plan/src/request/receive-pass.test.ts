@@ -4,7 +4,7 @@ import type { GroupPlan } from "../engine/group-plans.js";
 import type { RegionGeometry } from "../geometry/rank-geometry.js";
 import { refused } from "../refused.test-support.js";
 import { planRequest } from "../request/request-plan.js";
-import { samplePlan, sampleRank } from "../sample-pair.test-support.js";
+import { samplePlan, sampleRank, withRegions } from "../sample-pair.test-support.js";
 import type { ReceivePassGroup } from "./receive-pass.js";
 import { applyReceivePass, uncoveredRuns } from "./receive-pass.js";
 
@@ -26,8 +26,8 @@ test("refuses short or missing views before it writes a byte", () => {
 
 test("leaves the padding between blocks unchanged", () => {
   const rank = sampleRank();
-  const regions = rank.regions.map((region) => ({ ...region, blockStrideBytes: 600 }));
-  const plan = samplePlan({ ...rank, regions }, rank);
+  const padded = withRegions(rank, () => ({ blockStrideBytes: 600 }));
+  const plan = samplePlan(padded, rank);
   const { receivePass } = planRequest(plan, {
     localBlockIds: [[1]],
     remoteBlockIds: [[1]],

@@ -2,7 +2,7 @@ import type { KvErrorCode } from "@kv/interface";
 import { describe, expect, test } from "vitest";
 import type { EngineTransferPlan } from "../engine/engine-plan.js";
 import { refused } from "../refused.test-support.js";
-import { samplePlan, sampleRank } from "../sample-pair.test-support.js";
+import { ownGroups, samplePlan, sampleRank, withRegions } from "../sample-pair.test-support.js";
 import type { RequestBlocks } from "./request-blocks.js";
 import { planRequest } from "./request-plan.js";
 
@@ -26,7 +26,7 @@ test("lists ids region by region, offset by the blocks of earlier regions", () =
   expect(read?.lengthBytes).toBe(4 * 512);
 });
 
-test("a full prefix hit reads nothing and notifies every waiting rank", () => {
+test("a full prefix hit reads nothing, notifies every waiting rank, and needs no remote block lists", () => {
   const remotes = Array.from({ length: 8 }, (_, tpRank) => sampleRank({ tpRank, tpSize: 8 }));
   const plan = samplePlan({}, {}, { remotes });
   const request = planRequest(plan, { localBlockIds: [[]], remoteBlockIds: [[1, 2]] });
@@ -35,6 +35,12 @@ test("a full prefix hit reads nothing and notifies every waiting rank", () => {
   expect(planRequest(plan, { localBlockIds: [], remoteBlockIds: [[1]] }).notifyRanks).toHaveLength(
     8,
   );
+  expect(planRequest(equal, { localBlockIds: [[]], remoteBlockIds: [] })).toMatchObject({
+    reads: [],
+    notifyRanks: [0],
+    runCount: 0,
+    lengthBytes: 0,
+  });
 });
 
 test("computed blocks give the start of the local blocks, also with different block sizes", () => {
@@ -121,15 +127,6 @@ describe("a window with fewer remote blocks", () => {
   });
 });
 
-test("a full prefix hit needs no remote block lists", () => {
-  expect(planRequest(equal, { localBlockIds: [[]], remoteBlockIds: [] })).toMatchObject({
-    reads: [],
-    notifyRanks: [0],
-    runCount: 0,
-    lengthBytes: 0,
-  });
-});
-
 test("sources with equal indices share the arrays", () => {
   const remotes = [0, 1].map((tpRank) => sampleRank({ tpRank, tpSize: 2 }));
   const plan = samplePlan({}, {}, { remotes });
@@ -147,10 +144,7 @@ test("sources with equal indices share the arrays", () => {
 });
 
 describe("groups in regions of their own", () => {
-  const own = (change: Parameters<typeof sampleRank>[0] = {}) => {
-    const rank = sampleRank(change);
-    return { ...rank, regions: rank.regions.map((one, groupId) => ({ ...one, groupId })) };
-  };
+  const own = (change: Parameters<typeof sampleRank>[0] = {}) => ownGroups(sampleRank(change));
 
   test("leaves out a group without blocks", () => {
     const plan = samplePlan(own(), own(), { groups: ["full", "full"] });
@@ -197,11 +191,8 @@ describe("groups in regions of their own", () => {
   });
 
   test("refuses blocks of a group without regions", () => {
-    const only = (groupIds: readonly number[]) => {
-      const rank = sampleRank();
-      return { ...rank, regions: rank.regions.map((one) => ({ ...one, groupIds })) };
-    };
-    const plan = samplePlan(only([0]), only([0]), { groups: ["full", "swa"] });
+    const only = withRegions(sampleRank(), () => ({ groupIds: [0] }));
+    const plan = samplePlan(only, only, { groups: ["full", "swa"] });
     expect(
       planRequest(plan, { localBlockIds: [[1], []], remoteBlockIds: [[1], []] }).reads,
     ).toHaveLength(1);
@@ -351,6 +342,5 @@ test.each<[string, EngineTransferPlan, RequestBlocks, KvErrorCode, string]>([
     "block 3 is to be filled twice",
   ],
 ])("refuses %s", (_what, plan, blocks, code, message) => {
-  const attempt = () => planRequest(plan, blocks);
-  refused(attempt, code, message);
+  refused(() => planRequest(plan, blocks), code, message);
 });
