@@ -38,6 +38,9 @@ test.each<[string, object, string]>([
   ["an unknown check", { check: "rocm" }, 'check is "rocm"'],
 ])("%s is refused", (_, wrong, message) => {
   expect(() => deviceMemory({ ...good, ...wrong } as DeviceMemoryOptions)).toThrow(
-    expect.objectContaining({ code: "KV_MEMORY_INVALID", message: expect.stringContaining(message) }),
+    expect.objectContaining({
+      code: "KV_MEMORY_INVALID",
+      message: expect.stringContaining(message),
+    }),
   );
 });

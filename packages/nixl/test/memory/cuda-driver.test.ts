@@ -4,9 +4,9 @@ import type { Agent, KvErrorCode } from "@kv/interface";
 import { type DeviceMemoryOptions, deviceMemory, nixlTransport } from "@kv/nixl";
 import { manualClock } from "@kv/testing/manual-clock";
 import { type FakeCuda, fakeCudaMissing, loadFakeCuda } from "@kv/testing/nixl/fake-cuda";
-import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { afterAll, beforeAll, describe, expect, test, vi } from "vitest";
 import { faults } from "../support/fake-faults.js";
+import { FAKE } from "../support/libraries.js";
 import { listsOf } from "../support/pair.js";
 import { scattered } from "../support/pattern.js";
 import { refused } from "../support/refused.js";
@@ -15,13 +15,13 @@ import { movesThroughDevices } from "./device-transfer-case.js";
 const LENGTH = 1 << 20;
 /** This machine has the real driver. */
 const hasDriver = existsSync("/dev/nvidia0");
-const missing = fakeMissing ?? fakeCudaMissing;
+const missing = FAKE.missing ?? fakeCudaMissing;
 
 /** The check of device memory by the CUDA driver, with fakes of the driver and of NIXL. */
 describe.skipIf(missing)(
   `device memory checked by the CUDA driver (${missing ?? "fakes found"})`,
   () => {
-    const transport = nixlTransport({ library: FAKE_NIXL, backends: ["UCX"] });
+    const transport = nixlTransport(FAKE.options);
     let agent: Agent;
     let cuda: FakeCuda;
 
@@ -141,11 +141,7 @@ describe.skipIf(missing)(
 
     test("memory of a GPU stays while NIXL may use it: an agent that was given up within a call keeps what it has registered", async () => {
       const clock = manualClock();
-      const stuck = await nixlTransport({
-        library: FAKE_NIXL,
-        backends: ["UCX"],
-        clock,
-      }).createAgent();
+      const stuck = await nixlTransport({ ...FAKE.options, clock }).createAgent();
       const memory = allocate(0);
       await stuck.register(memory);
       await stuck.addRemote(await agent.localMetadata());

@@ -4,9 +4,9 @@ import { runInNewContext } from "node:vm";
 import { expectThrown } from "@kv/conformance/expect-error";
 import type { Agent, Memory } from "@kv/interface";
 import { deviceMemory, nixlTransport } from "@kv/nixl";
-import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { faults } from "../support/fake-faults.js";
+import { FAKE } from "../support/libraries.js";
 import { blocksOf, listsOf, type Place } from "../support/pair.js";
 import { fillPattern, scattered } from "../support/pattern.js";
 import { refused } from "../support/refused.js";
@@ -21,8 +21,8 @@ const ALL = scattered(COUNT);
  * Device memory of a fake NIXL: host memory of another type. The fake aborts when the addon breaks
  * one of NIXL's rules.
  */
-describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "fake found"})`, () => {
-  const transport = nixlTransport({ library: FAKE_NIXL, backends: ["UCX"] });
+describe.skipIf(FAKE.missing)(`memory of a device (${FAKE.missing ?? "fake found"})`, () => {
+  const transport = nixlTransport(FAKE.options);
   let reader: Agent;
   let owner: Agent;
   let here: Memory;
