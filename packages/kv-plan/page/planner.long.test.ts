@@ -1,8 +1,8 @@
 // A long suite: the planner in a browser.
-import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
+import { folderOfTests } from "@kv/testing/temporary-folder";
 import type { Browser, Page } from "puppeteer-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { renderText } from "../src/render/render-text.js";
@@ -14,7 +14,7 @@ import { buildPlanner } from "./build.js";
 // of it.
 
 describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
-  const folder = mkdtempSync(join(tmpdir(), "kv-planner-"));
+  const folder = folderOfTests();
   const file = join(folder, "kv-plan.html");
   const complaints: string[] = [];
   let browser: Browser;
@@ -44,10 +44,7 @@ describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
     browser = await openBrowser();
     page = await openPage(browser, complaints);
   }, 180_000);
-  afterAll(async () => {
-    await browser?.close();
-    rmSync(folder, { recursive: true });
-  }, 60_000);
+  afterAll(() => browser?.close(), 60_000);
 
   test("the report of a known model is that of kv-plan", async () => {
     await open("model=qwen3-0.6b&tp=4,2&block=16,32&tokens=100");

@@ -1,8 +1,7 @@
-import { mkdtempSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { EXIT_CODES } from "@kv/program";
-import { afterAll, describe, expect, test } from "vitest";
+import { folderOfTests } from "@kv/testing/temporary-folder";
+import { describe, expect, test } from "vitest";
 import { planFromDocument } from "../src/data/index.js";
 import {
   captured,
@@ -16,8 +15,7 @@ import {
   written,
 } from "./captured-run.js";
 
-const folder = mkdtempSync(join(tmpdir(), "kv-plan-stages-"));
-afterAll(() => rmSync(folder, { recursive: true }));
+const folder = folderOfTests();
 
 const qwen = `--config ${model("qwen3-0.6b")} --tp 2 --tp 1 --tokens 64`;
 

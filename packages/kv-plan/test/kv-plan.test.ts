@@ -1,8 +1,8 @@
-import { mkdtempSync, readFileSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { EXIT_CODES } from "@kv/program";
-import { afterAll, describe, expect, test } from "vitest";
+import { folderOfTests } from "@kv/testing/temporary-folder";
+import { describe, expect, test } from "vitest";
 import { planFromDocument } from "../src/data/index.js";
 import {
   captured,
@@ -17,8 +17,7 @@ import {
   written,
 } from "./captured-run.js";
 
-const folder = mkdtempSync(join(tmpdir(), "kv-plan-"));
-afterAll(() => rmSync(folder, { recursive: true }));
+const folder = folderOfTests();
 
 const fileOf = (name: string, content: unknown) => written(join(folder, name), content);
 /** The file of a model's config with other fields. */

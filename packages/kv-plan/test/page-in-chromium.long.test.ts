@@ -1,8 +1,8 @@
 // A long suite: pages in a browser.
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
+import { folderOfTests } from "@kv/testing/temporary-folder";
 import type { Browser, Page } from "puppeteer-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { buildReportScript } from "../page/build.js";
@@ -15,7 +15,7 @@ const llama = `--config ${model("llama-3.1-70b")}`;
 const HOSTILE = '</script><img src=x onerror="document.title=1"><!-- <script>';
 
 describe.skipIf(chromium === undefined)("the page in Chromium", () => {
-  const folder = mkdtempSync(join(tmpdir(), "kv-plan-page-"));
+  const folder = folderOfTests();
   let browser: Browser | undefined;
   let page: Page;
   let report: PlanReport;
@@ -39,10 +39,7 @@ describe.skipIf(chromium === undefined)("the page in Chromium", () => {
     page = await openPage(browser, complaints);
   }, 180_000);
 
-  afterAll(async () => {
-    await browser?.close();
-    rmSync(folder, { recursive: true });
-  }, 60_000);
+  afterAll(() => browser?.close(), 60_000);
 
   test("a decode rank shows its reads, and a block shows the source of its bytes", async () => {
     await open("plan.html", renderHtml(report, script));

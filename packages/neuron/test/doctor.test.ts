@@ -1,24 +1,19 @@
 import { spawn } from "node:child_process";
 import { existsSync } from "node:fs";
-import { mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { mkdir, writeFile } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { isLongRun } from "@kv/testing/long-run";
 import { builtProgram } from "@kv/testing/node-programs";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { folderOfTests } from "@kv/testing/temporary-folder";
+import { describe, expect, test } from "vitest";
 import { type Check, type DoctorReport, doctor, doctorText } from "../src/index.js";
 
 const native = (name: string) =>
   fileURLToPath(new URL(`../../../native/build/${name}`, import.meta.url));
 const libraryPath = native("libfake_nrt.so");
 const absent = process.platform !== "linux" || !existsSync(libraryPath);
-let root: string;
-
-beforeAll(async () => {
-  root = await mkdtemp(join(tmpdir(), "kv-neuron-doctor-"));
-});
-afterAll(() => rm(root, { recursive: true, force: true }));
+const root = folderOfTests();
 
 const byId = ({ checks }: DoctorReport) =>
   Object.fromEntries(checks.map((check) => [check.id, check])) as Record<string, Check>;

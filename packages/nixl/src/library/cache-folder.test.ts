@@ -1,17 +1,16 @@
-import { mkdir, mkdtemp, readdir, readFile, rm, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { mkdir, readdir, readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { afterEach, beforeEach, expect, test } from "vitest";
+import { folderOfTest } from "@kv/testing/temporary-folder";
+import { beforeEach, expect, test } from "vitest";
 import { makeInCache } from "./cache-folder.js";
 import { reinstallHint } from "./library-package.js";
 
 let base = "";
 beforeEach(async () => {
-  base = await mkdtemp(join(tmpdir(), "kv-nixl-cache-"));
+  base = folderOfTest();
   await mkdir(join(base, "kv-nixl", "thing"), { recursive: true });
   await writeFile(join(base, "kv-nixl", "thing", "file"), "damaged");
 });
-afterEach(() => rm(base, { recursive: true, force: true }));
 
 const make = (text: string, options?: { replace: boolean }) =>
   makeInCache(
