@@ -1,42 +1,25 @@
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { fileURLToPath } from "node:url";
 import { EXIT_CODES } from "@kv/program";
-import { afterAll, describe, expect, test } from "vitest";
+import { folderOfTests } from "@kv/testing/temporary-folder";
+import { describe, expect, test } from "vitest";
 import { planFromDocument } from "../src/data/index.js";
-import { captured, planned, report } from "./captured-run.js";
+import {
+  captured,
+  complaint,
+  engine,
+  model,
+  PAIR,
+  planned,
+  refused,
+  region,
+  report,
+  written,
+} from "./captured-run.js";
 
-const model = (name: string) => fileURLToPath(new URL(`../models/${name}.json`, import.meta.url));
-const folder = mkdtempSync(join(tmpdir(), "kv-plan-"));
-afterAll(() => rmSync(folder, { recursive: true }));
+const folder = folderOfTests();
 
-const region = (tpSize: number, change: object = {}) => ({
-  name: "layer.0",
-  numBlocks: 500,
-  blockLengthBytes: 4096 / tpSize,
-  ...change,
-});
-const engine = (tpSize: number, change: object = {}) => ({
-  tpSize,
-  kernelBlockSize: 16,
-  attentionBackend: "FLASH_ATTN",
-  regions: [region(tpSize)],
-  ...change,
-});
-const pair = {
-  version: 1,
-  title: "two small engines",
-  numKvHeads: 4,
-  groups: ["full"],
-  prefill: engine(2),
-  decode: engine(1),
-};
-const fileOf = (name: string, content: unknown) => {
-  const path = join(folder, name);
-  writeFileSync(path, typeof content === "string" ? content : JSON.stringify(content));
-  return path;
-};
+const fileOf = (name: string, content: unknown) => written(join(folder, name), content);
 /** The file of a model's config with other fields. */
 const changed = (name: string, change: object) =>
   fileOf("changed.json", { ...JSON.parse(readFileSync(model(name), "utf8")), ...change });
@@ -155,7 +138,7 @@ describe("models by their published shapes", () => {
     // states of 8 and of 128 tokens.
     const blocks = 2 * (128 / 64 + 1) + 8192 / 256 + (8 / 4 + 1) + (128 / 8 + 1);
     expect(found.request.lengthBytes).toBe(row * blocks);
-    expect(found.plannedFrom).toMatch(/vLLM 0\.33's rules for DeepseekV4ForCausalLM/);
+    expect(found.plannedFrom).toContain("vLLM 0.33's rules for DeepseekV4ForCausalLM");
   });
 
   test("Nemotron 3 Nano 30B: states in attention pages, in blocks that vLLM derives for each TP size", async () => {
@@ -202,7 +185,9 @@ describe("models by their published shapes", () => {
     const flags = [`--config ${model("nemotron-3-nano-30b")} --tp 4`];
     const found = await planned(...flags, "--block-size 64 --tokens 16");
     expect(found.prefill.blockSize).toBe(1088);
-    expect(found.assumed.join()).toMatch(/--block-size 1088,1088 instead of 64,64: vLLM raises it/);
+    expect(found.assumed.join()).toContain(
+      "--block-size 1088,1088 instead of 64,64: vLLM raises it",
+    );
     expect((await planned(...flags, "--block-size 4096 --tokens 16")).prefill.blockSize).toBe(4096);
   });
 
@@ -268,7 +253,7 @@ test("vllm#55434: the report counts the descriptors that a rank posts, what they
 test("vllm#55434: a pair that a file describes, whose layouts cut each block by token, has fewer with heads outermost", async () => {
   const layout = "LBNHC";
   const sides = { prefill: engine(2, { layout }), decode: engine(1, { layout }) };
-  const file = fileOf("posting.json", { ...pair, ...sides });
+  const file = fileOf("posting.json", { ...PAIR, ...sides });
   const { posting } = await planned(`--file ${file} --tokens 64 --permute --form direct`);
   // Four blocks of 16 tokens, each token from two ranks.
   expect(posting).toMatchObject({ descriptors: 128, merged: 128 });
@@ -277,11 +262,6 @@ test("vllm#55434: a pair that a file describes, whose layouts cut each block by 
     descriptors: 8,
     merged: 8,
   });
-});
-
-test("descriptors of partial blocks are not merged", async () => {
-  const found = await planned(`--config ${model("llama-3.1-70b")} --tp 8 --tp 4`);
-  expect(found.request.merged).toBe(found.request.descriptors);
 });
 
 test("takes the layouts and backends of both engines from flags", async () => {
@@ -319,9 +299,10 @@ describe("a pair that is refused", () => {
     const args = [`--config ${model("llama-3.1-70b")} --tp 8 --tp 4 --layout LHBNC`];
     const { code, stdout } = await captured(...args);
     expect(code).toBe(EXIT_CODES.failed);
-    expect(stdout).toMatch(/refused: .*\[KV_PLAN_UNSUPPORTED\]/);
-    const found = await report(...args);
-    if (found.outcome !== "refused") return expect.fail("it was planned");
+    expect(stdout).toContain(
+      'refused: region "model.layers.0.self_attn.attn": blocks must be split by head, and the layout does not keep heads together: local 2 heads, LHBNC, remote 1 heads, LHBNC [KV_PLAN_UNSUPPORTED]',
+    );
+    const found = await refused(...args);
     expect(found.wouldWork).toEqual(
       expect.arrayContaining([
         "the layout LBHNC (HND) on both sides",
@@ -334,44 +315,34 @@ describe("a pair that is refused", () => {
 
   test("each proposed change leads to a plan", async () => {
     const base = "--layers 2 --kv-heads 6 --head-size 8";
-    const found = await report(`${base} --tp 4 --tp 6`);
-    if (found.outcome !== "refused") return expect.fail("it was planned");
-    const tp = found.wouldWork.flatMap(
-      (change) => /^decode with TP (\d+)$/.exec(change)?.[1] ?? [],
-    );
-    for (const size of tp)
-      expect((await report(`${base} --tp 4 --tp ${size}`)).outcome).toBe("planned");
-    const sizes = found.wouldWork.flatMap(
-      (change) => /^prefill with TP (\d+)$/.exec(change)?.[1] ?? [],
-    );
-    expect(sizes).toContain("6");
-    for (const size of sizes)
-      expect((await report(`${base} --tp ${size} --tp 6`)).outcome).toBe("planned");
+    const found = await refused(`${base} --tp 4 --tp 6`);
+    expect(found.wouldWork).toContain("prefill with TP 6");
+    for (const change of found.wouldWork) {
+      const [, side, size] = /^(decode|prefill) with TP (\d+)$/.exec(change) ?? [];
+      if (side === undefined) continue;
+      const sizes = side === "decode" ? `4,${size}` : `${size},6`;
+      expect((await report(`${base} --tp ${sizes}`)).outcome).toBe("planned");
+    }
   });
 
   test("proposes TP sizes that divide the heads", async () => {
     const base = "--layers 2 --kv-heads 8 --head-size 64";
-    const one = await captured(`${base} --tp 2,3`);
-    expect(one.code).toBe(EXIT_CODES.failed);
-    const found = await report(`${base} --tp 2,3`);
-    if (found.outcome !== "refused") return expect.fail("it was planned");
+    const found = await refused(`${base} --tp 2,3`);
     expect(found.wouldWork).toEqual([
       "decode with TP 2",
       "decode with TP 1",
       ...[4, 8, 16].map((size) => `decode with TP ${size}`),
     ]);
-    const both = await report(`${base} --tp 3`);
-    if (both.outcome !== "refused") return expect.fail("it was planned");
-    expect(both.reason).toMatch(/8 KV heads cannot be split over TP size 3/);
+    const both = await refused(`${base} --tp 3`);
+    expect(both.reason).toContain("8 KV heads cannot be split over TP size 3");
     expect(both.wouldWork).toEqual([1, 2, 4, 8, 16].map((size) => `TP ${size} on both sides`));
   });
 
   test("refuses configs of two different models", async () => {
-    const { code, stderr } = await captured(
-      `--config ${model("qwen3-0.6b")} --config ${model("llama-3.1-70b")}`,
+    const two = `--config ${model("qwen3-0.6b")} --config ${model("llama-3.1-70b")}`;
+    expect(await complaint(two)).toContain(
+      "differ in layers with a cache: prefill 28, decode 80 [KV_PLAN_INCOMPATIBLE]",
     );
-    expect(code).toBe(EXIT_CODES.couldNotRun);
-    expect(stderr).toMatch(/differ in .*prefill .*decode .*\[KV_PLAN_INCOMPATIBLE\]/);
   });
 
   test("refuses a config with an unknown compression ratio", async () => {
@@ -385,9 +356,8 @@ describe("a pair that is refused", () => {
 
   test("field.md C9: heads that a TP size does not divide are the reason, on either side", async () => {
     for (const tp of ["6,2", "2,6"]) {
-      const found = await report(`--layers 2 --kv-heads 8 --head-size 64 --tp ${tp}`);
-      if (found.outcome !== "refused") return expect.fail("it was planned");
-      expect(found.reason).toMatch(/8 KV heads cannot be split over TP size 6/);
+      const found = await refused(`--layers 2 --kv-heads 8 --head-size 64 --tp ${tp}`);
+      expect(found.reason).toContain("8 KV heads cannot be split over TP size 6");
       expect(found.wouldWork).toContain(tp === "6,2" ? "prefill with TP 2" : "decode with TP 2");
     }
   });
@@ -397,7 +367,9 @@ describe("a pair that is refused", () => {
     const file = fileOf("unknown.json", llama.replace("{", '{"rope_limit": Infinity, '));
     const { code, stdout } = await captured(`--config ${file} --tp 8`);
     expect(code).toBe(EXIT_CODES.failed);
-    expect(stdout).toMatch(/refused: .*mamba_d_state \(16\): a field that may decide the KV cache/);
+    expect(stdout).toContain(
+      "refused: unknown: mamba_d_state (16): a field that may decide the KV cache",
+    );
     expect(stdout).not.toContain("proven");
   });
 });
@@ -406,11 +378,10 @@ describe("cache types whose scales lie apart (vllm#52516)", () => {
   const llama = [`--config ${model("llama-3.1-70b")} --kv-cache-dtype`];
 
   test("nvfp4 is refused where heads would be split, and planned at equal TP sizes", async () => {
-    const found = await report(...llama, "nvfp4", "--tp 4 --tp 8");
-    if (found.outcome !== "refused") return expect.fail("it was planned");
+    const found = await refused(...llama, "nvfp4", "--tp 4 --tp 8");
     expect(found.code).toBe("KV_PLAN_UNSUPPORTED");
-    expect(found.reason).toMatch(
-      /split by head, and blocks of cache dtype "nvfp4" do not keep heads and tokens apart/,
+    expect(found.reason).toContain(
+      'split by head, and blocks of cache dtype "nvfp4" do not keep heads and tokens apart',
     );
     expect(found.wouldWork).toEqual(
       expect.arrayContaining(["decode with TP 4", "prefill with TP 8"]),
@@ -427,25 +398,24 @@ describe("cache types whose scales lie apart (vllm#52516)", () => {
     expect(await cells("fp8_per_token_head")).toBe(128 + 4);
     expect(await cells("int4_per_token_head")).toBe(64 + 4);
     const other = await captured(...llama, "nvfp2", "--tp 8");
-    expect(other.stderr).toMatch(/dtype "nvfp2" is none of .*nvfp4/);
-    expect((await captured(...llama, "constructor")).stderr).toMatch(
-      /dtype "constructor" is none of/,
+    expect(other.stderr).toContain(
+      'dtype "nvfp2" is none of bfloat16, float16, fp8, fp8_e4m3, fp8_e5m2, nvfp4, nvfp4',
+    );
+    expect((await captured(...llama, "constructor")).stderr).toContain(
+      'dtype "constructor" is none of',
     );
   });
 
   test("an indexer's keys and packed latents are not cut by token", async () => {
     const sizes = ["--tp 8 --block-size 64,128 --kernel-block-size 64,128"];
     for (const type of ["auto", "fp8"]) {
-      const found = await report(
+      const found = await refused(
         `--config ${model("deepseek-v3.2")}`,
         ...sizes,
         `--kv-cache-dtype ${type}`,
       );
-      expect(found).toMatchObject({ outcome: "refused", code: "KV_PLAN_UNSUPPORTED" });
-      expect(found).toHaveProperty(
-        "reason",
-        expect.stringMatching(/different sizes must be cut by token, and/),
-      );
+      expect(found.code).toBe("KV_PLAN_UNSUPPORTED");
+      expect(found.reason).toContain("different sizes must be cut by token, and");
     }
   });
 
@@ -456,7 +426,7 @@ describe("cache types whose scales lie apart (vllm#52516)", () => {
           regions: [region(tpSize, { blockLengthBytes: 9216 / tpSize, cellBytes })],
         });
       const sides = { prefill: side(1), decode: side(2) };
-      return report(`--file ${fileOf("dtype.json", { ...pair, cacheDtype, ...sides })}`);
+      return report(`--file ${fileOf("dtype.json", { ...PAIR, cacheDtype, ...sides })}`);
     };
     expect(await typed("auto", 144)).toMatchObject({ outcome: "planned" });
     expect(await typed("auto", 128)).toHaveProperty(
@@ -465,14 +435,14 @@ describe("cache types whose scales lie apart (vllm#52516)", () => {
     );
     expect(await typed("nvfp4", 144)).toHaveProperty(
       "reason",
-      expect.stringMatching(/cache dtype "nvfp4"/),
+      expect.stringContaining('cache dtype "nvfp4"'),
     );
   });
 });
 
 describe("a file", () => {
   test("describes a pair region by region", async () => {
-    const found = await planned(`--file ${fileOf("pair.json", pair)} --tokens 64`);
+    const found = await planned(`--file ${fileOf("pair.json", PAIR)} --tokens 64`);
     expect(found.title).toBe("two small engines");
     expect(found.request.lengthBytes).toBe(64 * 64 * 4);
     expect(found.ranks[0]?.heads).toEqual([0, 4]);
@@ -489,7 +459,7 @@ describe("a file", () => {
         regions: [region(tpSize, { groupId: -1 })],
       });
     const sides = { prefill: hybrid(2), decode: hybrid(1) };
-    const file = fileOf("hybrid.json", { ...pair, groups: ["mamba", "full"], ...sides });
+    const file = fileOf("hybrid.json", { ...PAIR, groups: ["mamba", "full"], ...sides });
     const found = await planned(`--file ${file} --tokens 64`);
     // One state, and 64 tokens of attention.
     expect(found.request.lengthBytes).toBe(160 + 2048 + 64 * 64 * 4);
@@ -501,97 +471,100 @@ describe("a file", () => {
     const eight = (tpSize: number) => engine(tpSize, { regions: [region(tpSize, change(tpSize))] });
     const found = await planned(
       "--file",
-      fileOf("eight.json", { ...pair, prefill: eight(2), decode: eight(1) }),
+      fileOf("eight.json", { ...PAIR, prefill: eight(2), decode: eight(1) }),
     );
     expect(found.ranks[0]?.heads).toEqual([0, 8]);
   });
 
-  test.each<[string, unknown, RegExp]>([
-    ["not JSON", "{", /is not JSON/],
-    ["another version", { ...pair, version: 2 }, /version/],
-    ["an unknown member", { ...pair, prefill: engine(2, { more: 1 }) }, /prefill.*more/],
+  test.each<[string, unknown, string]>([
+    ["not JSON", "{", "is not JSON"],
+    ["another version", { ...PAIR, version: 2 }, "version"],
+    [
+      "an unknown member",
+      { ...PAIR, prefill: engine(2, { more: 1 }) },
+      'prefill: there is no key "more',
+    ],
     [
       "first-contact.md 3: a misspelt member, and the nearest,",
-      { ...pair, prefill: engine(2, { ppSiz: 1 }) },
-      /prefill.*did you mean ppSize\?/,
+      { ...PAIR, prefill: engine(2, { ppSiz: 1 }) },
+      'prefill: there is no key "ppSiz", did you mean ppSize?',
     ],
-    ["an unknown cache kind", { ...pair, groups: ["new"] }, /groups\.0/],
+    ["an unknown cache kind", { ...PAIR, groups: ["new"] }, "groups.0"],
     [
       "more ranks than any engine has",
-      { ...pair, prefill: engine(2, { ppSize: 513 }) },
-      /1026 ranks/,
+      { ...PAIR, prefill: engine(2, { ppSize: 513 }) },
+      "1026 ranks",
     ],
-    ["no region", { ...pair, decode: engine(1, { regions: [] }) }, /decode\.regions/],
+    ["no region", { ...PAIR, decode: engine(1, { regions: [] }) }, "decode.regions"],
     [
       "a fractional length",
-      { ...pair, decode: engine(1, { kernelBlockSize: 0.5 }) },
-      /decode\.kernelBlockSize/,
+      { ...PAIR, decode: engine(1, { kernelBlockSize: 0.5 }) },
+      "decode.kernelBlockSize",
     ],
   ])("refuses %s", async (_what, content, message) => {
-    const { code, stderr } = await captured(`--file ${fileOf("bad.json", content)}`);
-    expect(code).toBe(EXIT_CODES.couldNotRun);
-    expect(stderr).toMatch(message);
-    expect(stderr).toContain("[KV_CONFIG_INVALID]");
+    const said = await complaint(`--file ${fileOf("bad.json", content)}`);
+    expect(said).toContain(message);
+    expect(said).toContain("[KV_CONFIG_INVALID]");
   });
 });
 
-test.each<[string, string[], RegExp]>([
-  ["no input", [], /none is given/],
+test.each<[string, string[], string]>([
+  ["no input", [], "none is given"],
   [
     "a layout that is a name of each object",
     [`--config ${model("qwen3-0.6b")} --layout constructor`],
-    /must be HND, NHD or one of/,
+    "must be HND, NHD or one of",
   ],
-  ["two inputs", [`--config ${model("qwen3-0.6b")} --layers 3`], /--config and --layers are given/],
+  ["two inputs", [`--config ${model("qwen3-0.6b")} --layers 3`], "--config and --layers are given"],
   [
     "a flag that has no effect",
     ["--file x.json --block-size 16"],
-    /--block-size has no effect with --file/,
+    "--block-size has no effect with --file",
   ],
   [
     "a shape flag together with a config",
     [`--config ${model("qwen3-0.6b")} --kv-heads 3`],
-    /--kv-heads has no effect with --config/,
+    "--kv-heads has no effect with --config",
   ],
   [
     "flags for shapes together with a config",
     [`--config ${model("qwen3-0.6b")} --head-size 3 --mla`],
-    /--head-size, --mla has no effect/,
+    "--head-size, --mla has no effect",
   ],
   [
     "a dtype flag together with a file",
     ["--file x.json --kv-cache-dtype fp8 --tp 2"],
-    /--tp, --kv-cache-dtype has no effect with --file/,
+    "--tp, --kv-cache-dtype has no effect with --file",
   ],
   [
     "KV heads together with --mla",
     ["--layers 1 --mla --head-size 8 --kv-heads 2"],
-    /--kv-heads has no effect with --mla/,
+    "--kv-heads has no effect with --mla",
   ],
   [
     "a state dtype for a model without states",
     [`--config ${model("qwen3-0.6b")} --ssm-dtype float32`],
-    /--ssm-dtype float32 has no effect: no layer/,
+    "--ssm-dtype float32 has no effect: no layer",
   ],
   [
     "more ranks than any engine has",
     [`--config ${model("qwen3-0.6b")} --tp 512 --pp 4`],
-    /make 2048 ranks, more than 1024/,
+    "make 2048 ranks, more than 1024",
   ],
-  ["three sizes", [`--config ${model("qwen3-0.6b")} --tp 1,2,4`], /--tp is given 3 times/],
-  ["a missing file", ["--file /nowhere/pair.json"], /\/nowhere\/pair\.json cannot be read/],
-  ["two forms", [`--config ${model("qwen3-0.6b")} --json --svg`], /the report has one form/],
+  ["three sizes", [`--config ${model("qwen3-0.6b")} --tp 1,2,4`], "--tp is given 3 times"],
+  ["a missing file", ["--file /nowhere/pair.json"], "/nowhere/pair.json cannot be read"],
+  ["two forms", [`--config ${model("qwen3-0.6b")} --json --svg`], "the report has one form"],
   [
     "a kernel block that does not divide",
     [`--config ${model("qwen3-0.6b")} --block-size 48 --kernel-block-size 32`],
-    /not a multiple/,
+    "not a multiple",
   ],
-  ["running engines", ["--from p:5600 --from=d:5600"], /kv-peer plan --from PREFILL:5600/],
-  ["an incomplete shape", ["--layers 3"], /--layers needs --head-size and --kv-heads/],
+  ["running engines", ["--from p:5600 --from=d:5600"], "kv-peer plan --from PREFILL:5600"],
+  ["an incomplete shape", ["--layers 3"], "--layers needs --head-size and --kv-heads"],
   [
     "a pool that is too small",
     [`--config ${model("qwen3-0.6b")} --num-blocks 3`],
-    /too small for a request of 2048 tokens/,
+    "too small for a request of 2048 tokens",
   ],
 ])("refuses %s", async (_what, args, message) => {
   const { code, stdout, stderr } = await captured(...args);
@@ -600,22 +573,19 @@ test.each<[string, string[], RegExp]>([
 });
 
 test.each([
-  ["--tp 0"],
-  ["--tp x"],
-  ["--tp 1025"],
-  ["--pp 1,1025"],
-  ["--layout HND,ABC"],
-  ["--layout ABC"],
-  ["--bandwidth -1"],
-  ["--pool full"],
-  ["--nonsense"],
-])("the command line refuses %j by itself", async (...args) => {
-  const { code, stderr } = await captured(
-    `--config ${model("qwen3-0.6b")}`,
-    ...(args.flat() as string[]),
+  "--tp 0",
+  "--tp x",
+  "--tp 1025",
+  "--pp 1,1025",
+  "--layout HND,ABC",
+  "--layout ABC",
+  "--bandwidth -1",
+  "--pool full",
+  "--nonsense",
+])("the command line refuses %j by itself", async (flags) => {
+  expect(await complaint(`--config ${model("qwen3-0.6b")} ${flags}`)).toMatch(
+    /^kv-plan: .+ \[KV_CONFIG_INVALID\]$/m,
   );
-  expect(code).toBe(EXIT_CODES.couldNotRun);
-  expect(stderr).toMatch(/^kv-plan: .+ \[KV_CONFIG_INVALID\]$/m);
 });
 
 describe("forms", () => {

@@ -1,28 +1,21 @@
 // A long suite: pages in a browser.
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { fileURLToPath, pathToFileURL } from "node:url";
+import { pathToFileURL } from "node:url";
+import { folderOfTests } from "@kv/testing/temporary-folder";
 import type { Browser, Page } from "puppeteer-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { buildReportScript } from "../page/build.js";
 import { renderHtml } from "../src/render/render-html.js";
 import type { PlanReport } from "../src/report/report.js";
-import { captured } from "./captured-run.js";
+import { model, planned, refused } from "./captured-run.js";
 import { chromium, openBrowser, openPage } from "./chromium.js";
 
-const model = fileURLToPath(new URL("../models/llama-3.1-70b.json", import.meta.url));
-
+const llama = `--config ${model("llama-3.1-70b")}`;
 const HOSTILE = '</script><img src=x onerror="document.title=1"><!-- <script>';
 
-async function reportOf(...args: string[]): Promise<PlanReport> {
-  const { stdout, stderr } = await captured(...args, "--json");
-  expect(stderr).toBe("");
-  return JSON.parse(stdout) as PlanReport;
-}
-
 describe.skipIf(chromium === undefined)("the page in Chromium", () => {
-  const folder = mkdtempSync(join(tmpdir(), "kv-plan-page-"));
+  const folder = folderOfTests();
   let browser: Browser | undefined;
   let page: Page;
   let report: PlanReport;
@@ -38,18 +31,15 @@ describe.skipIf(chromium === undefined)("the page in Chromium", () => {
     page.$$eval(selector, (elements) => elements.map((element) => element.textContent ?? ""));
 
   beforeAll(async () => {
-    report = await reportOf(
-      `--config ${model} --tp 8 --tp 4 --block-size 16 --block-size 32 --tokens 100 --form permute`,
+    report = await planned(
+      `${llama} --tp 8 --tp 4 --block-size 16 --block-size 32 --tokens 100 --form permute`,
     );
     script = await buildReportScript();
     browser = await openBrowser();
     page = await openPage(browser, complaints);
   }, 180_000);
 
-  afterAll(async () => {
-    await browser?.close();
-    rmSync(folder, { recursive: true });
-  }, 60_000);
+  afterAll(() => browser?.close(), 60_000);
 
   test("a decode rank shows its reads, and a block shows the source of its bytes", async () => {
     await open("plan.html", renderHtml(report, script));
@@ -100,7 +90,7 @@ describe.skipIf(chromium === undefined)("the page in Chromium", () => {
   });
 
   test("blocks that are not listed are counted", async () => {
-    const long = await reportOf(`--config ${model} --tp 8 --tp 4 --tokens 1600`);
+    const long = await planned(`${llama} --tp 8 --tp 4 --tokens 1600`);
     await open("long.html", renderHtml(long, script));
     await page.click('button[data-decode-rank="0"]');
     expect(await texts("#left-out")).toEqual([
@@ -121,7 +111,7 @@ describe.skipIf(chromium === undefined)("the page in Chromium", () => {
   test("a prefill rank shows its readers and the notifications that it waits for", async () => {
     await open("plan.html", renderHtml(report, script));
     await page.click('button[data-prefill-rank="3"]');
-    expect((await texts("#detail p")).join(" ")).toMatch(/Awaits 1 notifications, from D1\./);
+    expect((await texts("#detail p")).join(" ")).toContain("Awaits 1 notifications, from D1.");
     expect(await texts("#detail table tr:not(:first-child) td:first-child")).toEqual(["D1"]);
     expect(
       await page.$eval('button[data-prefill-rank="3"]', (button) =>
@@ -131,7 +121,7 @@ describe.skipIf(chromium === undefined)("the page in Chromium", () => {
   });
 
   test("pipeline stages: shows rank names, and the caches and a block of each stage", async () => {
-    const staged = await reportOf(`--config ${model} --tp 2 --tp 1 --pp 2 --tokens 32`);
+    const staged = await planned(`${llama} --tp 2 --tp 1 --pp 2 --tokens 32`);
     await open("stages.html", renderHtml(staged, script));
     await page.click('button[data-prefill-stage="1"][data-prefill-rank="0"]');
     expect((await texts("#detail h2")).join()).toBe("Prefill rank 0 of stage 1");
@@ -158,8 +148,8 @@ describe.skipIf(chromium === undefined)("the page in Chromium", () => {
   });
 
   test("shows a page for a refusal", async () => {
-    const refused = await reportOf(`--config ${model} --tp 8 --tp 4 --layout LHBNC`);
-    await open("refused.html", renderHtml(refused, script));
+    const other = await refused(`${llama} --tp 8 --tp 4 --layout LHBNC`);
+    await open("refused.html", renderHtml(other, script));
     expect(await page.$eval("#text", (element) => element.textContent)).toContain(
       "decode with TP 8",
     );

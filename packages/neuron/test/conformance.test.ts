@@ -1,7 +1,6 @@
 import { platformSuite } from "@kv/conformance/platform";
-import { memoryTransport } from "@kv/transport-memory";
-import { cpuDevice, neuronCaches, neuronPlatform, simulatedDevice } from "../src/index.js";
-import { CONFIG } from "./config.js";
+import { cpuDevice, neuronPlatform, simulatedDevice } from "../src/index.js";
+import { stagingOn } from "./config.js";
 
 for (const device of [simulatedDevice, cpuDevice]) {
   platformSuite({
@@ -12,23 +11,6 @@ for (const device of [simulatedDevice, cpuDevice]) {
       { prefixCaching: true, maxNumSeqs: 1 },
       { prefixCaching: false, maxNumSeqs: 2 },
     ],
-    async staging() {
-      const transport = memoryTransport();
-      const made = device();
-      return {
-        transport,
-        caches: neuronCaches({
-          device: made,
-          config: CONFIG,
-          numBlocks: 8,
-          numHeads: CONFIG.numKvHeads,
-        }),
-        wireNames: ["layers.0", "layers.1"],
-        async close() {
-          await transport.close();
-          await made.close();
-        },
-      };
-    },
+    staging: () => stagingOn(device()),
   });
 }

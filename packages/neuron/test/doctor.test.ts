@@ -1,24 +1,19 @@
 import { spawn } from "node:child_process";
 import { existsSync } from "node:fs";
-import { mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { mkdir, writeFile } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { isLongRun } from "@kv/testing/long-run";
 import { builtProgram } from "@kv/testing/node-programs";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { folderOfTests } from "@kv/testing/temporary-folder";
+import { describe, expect, test } from "vitest";
 import { type Check, type DoctorReport, doctor, doctorText } from "../src/index.js";
 
 const native = (name: string) =>
   fileURLToPath(new URL(`../../../native/build/${name}`, import.meta.url));
 const libraryPath = native("libfake_nrt.so");
 const absent = process.platform !== "linux" || !existsSync(libraryPath);
-let root: string;
-
-beforeAll(async () => {
-  root = await mkdtemp(join(tmpdir(), "kv-neuron-doctor-"));
-});
-afterAll(() => rm(root, { recursive: true, force: true }));
+const root = folderOfTests();
 
 const byId = ({ checks }: DoctorReport) =>
   Object.fromEntries(checks.map((check) => [check.id, check])) as Record<string, Check>;
@@ -104,9 +99,9 @@ describe.skipIf(absent)(
         expect(report.verdict).toBe("fail");
         for (const id of ["machine.devices", "machine.driver", "library.path"]) {
           expect(checks[id]?.status, id).toBe("fail");
-          expect(checks[id]?.fix, id).toMatch(/aws-neuronx/);
+          expect(checks[id]?.fix, id).toContain("aws-neuronx");
         }
-        expect(checks["library.path"]?.found).toMatch(/tried \/nowhere\/libnrt.so.1: no such file/);
+        expect(checks["library.path"]?.found).toContain("tried /nowhere/libnrt.so.1: no such file");
         expect(checks["library.symbols"]).toBeUndefined();
         expect(checks["runtime.init"]).toMatchObject({
           status: "note",
@@ -136,10 +131,10 @@ describe.skipIf(absent)(
     );
 
     test.each([
-      ["nrt_init", /nrt_init answered NRT_STATUS 1/],
-      ["nrt_tensor_allocate", /answered NRT_STATUS 4/],
-      ["nrt_tensor_read", /nrt_tensor_read answered NRT_STATUS 1/],
-      ["nrt_init crashes", /the process ended with SIGABRT, in nrt_init/],
+      ["nrt_init", "nrt_init answered NRT_STATUS 1"],
+      ["nrt_tensor_allocate", "answered NRT_STATUS 4"],
+      ["nrt_tensor_read", "nrt_tensor_read answered NRT_STATUS 1"],
+      ["nrt_init crashes", "the process ended with SIGABRT, in nrt_init"],
     ])(
       "a runtime that fails in %s is one failed check of the report",
       async (fault, found) => {
@@ -176,7 +171,7 @@ describe.skipIf(absent)(
         expect(hung.code).toBe(1);
         const { stdout } = await run(["--no-init"], "");
         expect(stdout).toMatch(/^ok +libnrt\.so +\S*libfake_nrt\.so$/m);
-        expect(stdout).toMatch(/not tried \(--no-init/);
+        expect(stdout).toContain("not tried (--no-init");
       },
       SLOW_MACHINE_MS,
     );

@@ -57,8 +57,7 @@ test("six concurrent requests use no more host memory than the pool and four pie
     ...real,
     allocate(lengthBytes: number): Memory {
       const memory = real.allocate(lengthBytes);
-      const { gather, scatter } = counted.watch({ ...plain(memory), bytes: new Uint8Array(0) });
-      return { ...plain(memory), bytes: new Uint8Array(0), gather, scatter };
+      return counted.watch(plain(memory));
     },
   };
   const caches = neuronCaches({ device, config, numBlocks: BLOCKS, numHeads: 8 });
@@ -84,13 +83,14 @@ test("six concurrent requests use no more host memory than the pool and four pie
   await device.close();
 });
 
-function plain(memory: Memory): Omit<Memory, "bytes"> {
+function plain(memory: Memory): Memory {
   const { address, lengthBytes, memoryType, deviceId } = memory;
   return {
     address,
     lengthBytes,
     memoryType,
     deviceId,
+    bytes: new Uint8Array(0),
     view: (offsetBytes, viewBytes) => memory.view(offsetBytes, viewBytes),
     gather: (runs) => memory.gather(runs),
     scatter: (runs, source) => memory.scatter(runs, source),

@@ -138,7 +138,7 @@ describe("back-pressure", () => {
     // of the device.
     const third = asked("d2", 48, { ...params[0] });
     expect(scheduler.matchedTokens(third, 0)).toMatchObject({ tokens: 48, wait: true });
-    expect(() => scheduler.afterAllocation(third, [[7, 8, 9]], 48)).toThrow(/no room/);
+    expect(() => scheduler.afterAllocation(third, [[7, 8, 9]], 48)).toThrow("no room");
     expect(scheduler.outstanding()).toMatchObject({ stagedBlocks: 6, stagingWaits: 1 });
     const { staging } = scheduler.buildStepMetadata() as StepMetadata & {
       staging: { loads: { requestId: string }[] };

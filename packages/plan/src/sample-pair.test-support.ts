@@ -4,7 +4,7 @@ import {
   buildEngineTransferPlan,
   type EngineTransferPlan,
 } from "./engine/engine-plan.js";
-import type { RankGeometry } from "./geometry/rank-geometry.js";
+import type { RankGeometry, RegionGeometry } from "./geometry/rank-geometry.js";
 
 /** A sound rank of a model with 4 KV heads of 8 bytes per token and two layers. */
 export function sampleRank(
@@ -33,6 +33,19 @@ export function sampleRank(
     ...rest,
   };
 }
+
+/** A rank whose regions have these changes. */
+export function withRegions(
+  rank: RankGeometry,
+  change: (region: RegionGeometry, index: number) => Partial<RegionGeometry>,
+): RankGeometry {
+  const regions = rank.regions.map((region, index) => ({ ...region, ...change(region, index) }));
+  return { ...rank, regions };
+}
+
+/** A rank with each region in a group of its own. */
+export const ownGroups = (rank: RankGeometry): RankGeometry =>
+  withRegions(rank, (_, groupId) => ({ groupId }));
 
 export function samplePair(
   local = sampleRank(),

@@ -1,11 +1,19 @@
 import { once } from "node:events";
 import { connect, createServer, type Socket } from "node:net";
-import { type LogFields, type SideChannelListener, silentLog } from "@kv/interface";
 import { manualClock } from "@kv/testing/manual-clock";
 import { afterEach, expect, test } from "vitest";
-import { channel, closeAll, closers, failure, GREETING, host, until } from "../test/set-up.js";
+import {
+  channel,
+  closeAll,
+  closers,
+  failure,
+  GREETING,
+  host,
+  listen,
+  talker,
+  until,
+} from "../test/set-up.js";
 import { sideChannelLimits } from "./listener/limits.js";
-import type { zmqSideChannel } from "./zmq-side-channel.js";
 
 const READY_OF_REQ = Buffer.from(
   "04260552454144590b536f636b65742d5479706500000003524551084964656e7469747900000000",
@@ -22,29 +30,11 @@ const request = (text: string) =>
 
 afterEach(closeAll);
 
-/** An echo listener, and what it logs. */
-async function served(options: Parameters<typeof zmqSideChannel>[0] = {}) {
-  const warnings: [string, LogFields | undefined][] = [];
-  const log = {
-    ...silentLog,
-    warn: (event: string, fields?: LogFields) => void warnings.push([event, fields]),
-  };
-  const side = channel({ log, ...options });
-  const listener: SideChannelListener = await side.listen({
-    host,
-    port: 0,
-    answer: (frames) => frames,
-  });
-  const echo = async (word: string) => {
-    const reply = await side.request({
-      host,
-      port: listener.port,
-      frames: [Buffer.from(word)],
-      timeoutMs: 20_000,
-    });
-    return Buffer.from(reply.frames[0] ?? []).toString();
-  };
-  return { side, listener, echo, warnings };
+/** A listener that echoes, and what asks it. */
+async function served(options: Parameters<typeof talker>[1] = {}) {
+  const { echo, ask, warnings } = talker(undefined, options);
+  const { port } = await echo();
+  return { port, warnings, ask: async (word: string) => (await ask(port, word))[1] };
 }
 
 /** A peer that sends what it likes. */
@@ -77,33 +67,33 @@ class RawPeer {
 }
 
 test("maxRequestFrames: a message of frames without end ends its connection at the seventeenth, and others are served", async () => {
-  const { listener, echo, warnings } = await served();
-  const peer = await new RawPeer(listener.port).greeted();
+  const { port, ask, warnings } = await served();
+  const peer = await new RawPeer(port).greeted();
   const frame = Buffer.alloc(4009);
   frame.set([3, 0, 0, 0, 0, 0, 0, 0x0f, 0xa0]);
   peer.socket.write(Buffer.concat(Array.from({ length: 100 }, () => frame)));
   await peer.gone();
-  const empty = await new RawPeer(listener.port).greeted();
+  const empty = await new RawPeer(port).greeted();
   empty.socket.write(Buffer.alloc(400_000, Buffer.from([1, 0])));
   await empty.gone();
-  expect(await echo("still here")).toBe("still here");
-  expect(warnings.map(([event, fields]) => [event, fields?.["reason"]])).toEqual([
-    ["side-channel-connection-closed", "KV_WIRE_LIMIT_EXCEEDED"],
+  expect(await ask("still here")).toBe("still here");
+  expect(warnings).toMatchObject([
+    { event: "side-channel-connection-closed", reason: "KV_WIRE_LIMIT_EXCEEDED" },
   ]);
 });
 
 test("maxRequestBytes: a larger request ends its connection when the header of its frame arrives", async () => {
-  const { listener, echo } = await served({ maxRequestBytes: 1000 });
-  const peer = await new RawPeer(listener.port).greeted();
+  const { port, ask } = await served({ maxRequestBytes: 1000 });
+  const peer = await new RawPeer(port).greeted();
   peer.socket.write(Buffer.from([1, 0, 2, 0, 0, 0, 0, 0, 0, 3, 0xe9]));
   await peer.gone();
-  expect(await echo("x".repeat(1000))).toHaveLength(1000);
-  expect((await failure(echo("x".repeat(1001)))).message).toContain("closed the connection");
+  expect(await ask("x".repeat(1000))).toHaveLength(1000);
+  expect((await failure(ask("x".repeat(1001)))).message).toContain("closed the connection");
 });
 
 test("greetingTimeoutMs, messageTimeoutMs, idleTimeoutMs: a slow greeting, a slow request and an idle connection end; a heartbeat is not a request", async () => {
   const clock = manualClock();
-  const { listener, warnings } = await served({
+  const { port, warnings } = await served({
     clock,
     greetingTimeoutMs: 1000,
     messageTimeoutMs: 2000,
@@ -113,12 +103,12 @@ test("greetingTimeoutMs, messageTimeoutMs, idleTimeoutMs: a slow greeting, a slo
     clock.advance(ms);
     await new Promise((resolve) => setTimeout(resolve, 20));
   };
-  const silent = new RawPeer(listener.port);
-  const slow = new RawPeer(listener.port);
+  const silent = new RawPeer(port);
+  const slow = new RawPeer(port);
   slow.socket.write(GREETING);
-  const begun = await new RawPeer(listener.port).greeted();
+  const begun = await new RawPeer(port).greeted();
   begun.socket.write(Buffer.from([1, 0, 0, 5]));
-  const idle = await new RawPeer(listener.port).greeted();
+  const idle = await new RawPeer(port).greeted();
   idle.socket.write(request("hello"));
   await until(() => idle.received.length > GREETED_BYTES && slow.received.length >= GREETED_BYTES);
   await pass(900);
@@ -142,29 +132,24 @@ test("greetingTimeoutMs, messageTimeoutMs, idleTimeoutMs: a slow greeting, a slo
   await pass(2000);
   await idle.gone();
   clock.advance(10_000);
-  const reasons = warnings.map(([event, fields]) => [
-    event,
-    fields?.["reason"],
-    fields?.["suppressed"],
-  ]);
-  expect(reasons).toEqual([
-    ["side-channel-connection-closed", "slow", 0],
-    ["side-channel-connection-closed", "slow", 2],
-  ]);
+  expect(warnings).toMatchObject(
+    [0, 2].map((suppressed) => {
+      return { event: "side-channel-connection-closed", reason: "slow", suppressed };
+    }),
+  );
 });
 
 test("maxConnections: the one that has been idle for longest makes room, and a request in progress stays", async () => {
   const clock = manualClock();
   let answer: (frames: readonly Uint8Array[]) => void = () => {};
   const side = channel({ clock, maxConnections: 10, maxConnectionsPerAddress: 5 });
-  const { port } = await side.listen({
-    host,
-    port: 0,
-    answer: () =>
+  const { port } = await listen(
+    side,
+    () =>
       new Promise((resolve) => {
         answer = resolve;
       }),
-  });
+  );
   const asking = await new RawPeer(port).greeted();
   asking.socket.write(request("slow"));
   const idle: RawPeer[] = [];
@@ -181,23 +166,19 @@ test("maxConnections: the one that has been idle for longest makes room, and a r
 });
 
 test("maxConnectionsPerAddress: many connections that never greet make room for a request of the same address", async () => {
-  const { listener, echo } = await served({ maxConnections: 8 });
-  const peers = Array.from({ length: 100 }, () => new RawPeer(listener.port));
+  const { port, ask } = await served({ maxConnections: 8 });
+  const peers = Array.from({ length: 100 }, () => new RawPeer(port));
   await until(() => peers.filter(({ closed }) => closed).length === 96);
-  expect(await echo("served")).toBe("served");
+  expect(await ask("served")).toBe("served");
 });
 
 test("a peer that does not read its replies is not read, and ends after a time", async () => {
   const clock = manualClock();
   const side = channel({ clock });
   let asked = 0;
-  const { port } = await side.listen({
-    host,
-    port: 0,
-    answer: () => {
-      asked += 1;
-      return [Buffer.alloc(16 * 2 ** 20)];
-    },
+  const { port } = await listen(side, () => {
+    asked += 1;
+    return [Buffer.alloc(16 * 2 ** 20)];
   });
   const peer = await new RawPeer(port).greeted();
   peer.socket.pause();
@@ -212,7 +193,7 @@ test("a peer that does not read its replies is not read, and ends after a time",
 
 test("maxQueuedBytes: above it, the connection that has waited for longest ends", async () => {
   const side = channel({ maxQueuedBytes: 20 * 2 ** 20 });
-  const { port } = await side.listen({ host, port: 0, answer: () => [Buffer.alloc(16 * 2 ** 20)] });
+  const { port } = await listen(side, () => [Buffer.alloc(16 * 2 ** 20)]);
   const first = await new RawPeer(port).greeted();
   first.socket.pause();
   first.socket.write(request("one"));
@@ -229,31 +210,17 @@ test("maxQueuedBytes: above it, the connection that has waited for longest ends"
 });
 
 test("a flood of requests on one connection leaves turns for others", async () => {
-  let answered = 0;
-  const side = channel();
-  const { port } = await side.listen({
-    host,
-    port: 0,
-    answer: (frames) => {
-      answered += 1;
-      return frames;
-    },
-  });
+  const { echo, ask, asked } = talker();
+  const { port } = await echo();
   const flood = await new RawPeer(port).greeted();
   flood.socket.write(Buffer.concat(Array.from({ length: 100_000 }, () => request("x"))));
-  await until(() => answered > 0);
-  const before = answered;
+  await until(() => asked.length > 0);
+  const before = asked.length;
   await new Promise((resolve) => setImmediate(resolve));
   await new Promise((resolve) => setImmediate(resolve));
-  expect(answered - before).toBeLessThan(1000);
-  const reply = await side.request({
-    host,
-    port,
-    frames: [Buffer.from("honest")],
-    timeoutMs: 20_000,
-  });
-  expect(Buffer.from(reply.frames[0] ?? []).toString()).toBe("honest");
-  expect(answered).toBeLessThan(90_000);
+  expect(asked.length - before).toBeLessThan(1000);
+  expect(await ask(port, "honest")).toEqual(["echo", "honest"]);
+  expect(asked.length).toBeLessThan(90_000);
 });
 
 /** A listener that sends `bytes` after the handshake, again and again. */
@@ -304,10 +271,7 @@ test.each([
   { timeout: 20_000 },
   async (_, bytes, why) => {
     const { port, sent } = await hostile(bytes);
-    const side = channel({ maxReplyBytes: 100_000 });
-    const error = await failure(
-      side.request({ host, port, frames: [Buffer.from("hello")], timeoutMs: 60_000 }),
-    );
+    const error = await failure(talker(undefined, { maxReplyBytes: 100_000 }).ask(port, "hello"));
     expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
     expect(error.message).toContain(why);
     expect(sent()).toBeLessThan(64 * 2 ** 20);

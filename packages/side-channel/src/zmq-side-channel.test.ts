@@ -4,13 +4,22 @@ import { connect, createServer, type Server, type Socket } from "node:net";
 import { type LogFields, type SideChannel, silentLog } from "@kv/interface";
 import { afterEach, expect, test } from "vitest";
 import { Dealer, Router } from "zeromq";
-import { channel, closeAll, closers, failure, host, until } from "../test/set-up.js";
+import {
+  channel,
+  closeAll,
+  closers,
+  closing,
+  failure,
+  host,
+  listen,
+  until,
+} from "../test/set-up.js";
 
 afterEach(closeAll);
 
 const text = (frame: Uint8Array | undefined) => Buffer.from(frame ?? []).toString();
 const hello = { host, frames: [Buffer.from("hello")], timeoutMs: 20_000 };
-const silent = (side: SideChannel) => side.listen({ host, port: 0, answer: () => undefined });
+const silent = (side: SideChannel) => listen(side, () => undefined);
 
 async function tcpServer(onConnection: (socket: Socket) => void): Promise<number> {
   const sockets: Socket[] = [];
@@ -28,11 +37,10 @@ async function tcpServer(onConnection: (socket: Socket) => void): Promise<number
 
 test("a request gets its reply, and the times at which it was sent and answered", async () => {
   const side = channel();
-  const listener = await side.listen({
-    host,
-    port: 0,
-    answer: ([frame]) => [Buffer.from(`${text(frame)} there`), Buffer.from("2")],
-  });
+  const listener = await listen(side, ([frame]) => [
+    Buffer.from(`${text(frame)} there`),
+    Buffer.from("2"),
+  ]);
   const reply = await side.request({ ...hello, port: listener.port });
   expect(reply.frames.map(text)).toEqual(["hello there", "2"]);
   expect(reply.receivedAtMs).toBeGreaterThanOrEqual(reply.sentAtMs);
@@ -138,7 +146,7 @@ test("`await using` closes a listener and a side channel", async () => {
 
 test("many requests at once each get their own reply", async () => {
   const side = channel();
-  const { port } = await side.listen({ host, port: 0, answer: async (frames) => frames });
+  const { port } = await listen(side, async (frames) => frames);
   const numbers = Array.from({ length: 200 }, (_, i) => `${i}`);
   const replies = await Promise.all(
     numbers.map((number) => side.request({ ...hello, port, frames: [Buffer.from(number)] })),
@@ -206,11 +214,7 @@ test.each<[string, (side: SideChannel) => Promise<{ host?: string; port: number 
 
 test("refuses a reply larger than the limit", { timeout: 10_000 }, async () => {
   const side = channel({ maxReplyBytes: 1000 });
-  const { port } = await side.listen({
-    host,
-    port: 0,
-    answer: ([frame]) => [new Uint8Array(frame?.length ?? 0)],
-  });
+  const { port } = await listen(side, ([frame]) => [new Uint8Array(frame?.length ?? 0)]);
   await side.request({ ...hello, port, frames: [new Uint8Array(1000)] });
   const error = await failure(side.request({ ...hello, port, frames: [new Uint8Array(1001)] }));
   expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
@@ -246,15 +250,11 @@ test("the listener keeps serving after malformed input and after exceptions from
   const side = channel({ log: { ...silentLog, warn: (_, fields) => warnings.push(fields) } });
   let refused = 0;
   let largest = 0;
-  const listener = await side.listen({
-    host,
-    port: 0,
-    answer: (frames) => {
-      largest = Math.max(largest, ...frames.map(({ byteLength }) => byteLength));
-      if (frames.length === 1 && text(frames[0]) === "hello") return [Buffer.from("still here")];
-      refused += 1;
-      throw refused % 2 === 0 ? new Error("what is this") : "not even an error";
-    },
+  const listener = await listen(side, (frames) => {
+    largest = Math.max(largest, ...frames.map(({ byteLength }) => byteLength));
+    if (frames.length === 1 && text(frames[0]) === "hello") return [Buffer.from("still here")];
+    refused += 1;
+    throw refused % 2 === 0 ? new Error("what is this") : "not even an error";
   });
   const dealer = new Dealer({ linger: 0, sendHighWaterMark: 100_000 });
   closers.push(() => dealer.close());
@@ -276,11 +276,8 @@ test("the listener keeps serving after malformed input and after exceptions from
     Buffer.from("ff00000000000000017f03", "hex"),
     Buffer.alloc(0),
   ]) {
-    await new Promise<void>((resolve) => {
-      const socket = connect(listener.port, host, () => socket.end(bytes));
-      socket.on("error", () => {}).on("close", () => resolve());
-      socket.resume();
-    });
+    const socket = connect(listener.port, host, () => socket.end(bytes));
+    await closing(socket);
   }
   expect(text((await side.request({ ...hello, port: listener.port })).frames[0])).toBe(
     "still here",
@@ -294,13 +291,9 @@ test("the listener keeps serving after malformed input and after exceptions from
 test("handles at most maxPending requests at once, and closes although `answer` never resolves", async () => {
   const side = channel({ maxPending: 3 });
   let asked = 0;
-  const listener = await side.listen({
-    host,
-    port: 0,
-    answer: () => {
-      asked += 1;
-      return new Promise(() => {});
-    },
+  const listener = await listen(side, () => {
+    asked += 1;
+    return new Promise(() => {});
   });
   const waiting = Array.from({ length: 10 }, () =>
     failure(side.request({ ...hello, port: listener.port })),
@@ -352,13 +345,9 @@ test("answers the ZMTP bytes recorded from a vLLM client", async () => {
       ),
     );
   const asked: string[] = [];
-  const listener = await channel().listen({
-    host,
-    port: 0,
-    answer: ([frame]) => {
-      asked.push(Buffer.from(frame ?? []).toString("hex"));
-      return [fixture("rep0"), fixture("rep1")];
-    },
+  const listener = await listen(channel(), ([frame]) => {
+    asked.push(Buffer.from(frame ?? []).toString("hex"));
+    return [fixture("rep0"), fixture("rep1")];
   });
   let received = Buffer.alloc(0);
   const socket = connect(listener.port, host);
@@ -386,11 +375,10 @@ test("a listener closes while requests arrive, and its port is free afterwards",
   const side = channel();
   for (let round = 0; round < 20; round += 1) {
     let answered = 0;
-    const answer = () => {
+    const { port, close } = await listen(side, () => {
       answered += 1;
       return [Buffer.from("x")];
-    };
-    const { port, close } = await side.listen({ host, port: 0, answer });
+    });
     const dealer = new Dealer({ linger: 0 });
     dealer.connect(`tcp://${host}:${port}`);
     let pouring = true;

@@ -1,4 +1,12 @@
-import { type Clock, type KvError, type LogFields, silentLog, systemClock } from "@kv/interface";
+import type { Socket } from "node:net";
+import {
+  type Clock,
+  type KvError,
+  type LogFields,
+  type SideChannel,
+  silentLog,
+  systemClock,
+} from "@kv/interface";
 import { leavesNothing } from "@kv/testing/nothing-left";
 import { zmqSideChannel } from "../src/zmq-side-channel.js";
 
@@ -71,29 +79,31 @@ export function channel({ clock = systemClock(), ...options }: ChannelOptions = 
   return made;
 }
 
+/** Listens on a free port of this host. */
+export const listen = (
+  side: SideChannel,
+  answer: Parameters<SideChannel["listen"]>[0]["answer"] = (frames) => frames,
+) => side.listen({ host, port: 0, answer });
+
 /** A side channel that warns into `warnings`; with keys, one that encrypts. */
 export function talker(keys?: readonly Uint8Array[], options: ChannelOptions = {}) {
   const warnings: LogFields[] = [];
-  const warn = (_: string, fields: LogFields = {}) => void warnings.push(fields);
+  const warn = (event: string, fields: LogFields = {}) => void warnings.push({ event, ...fields });
   const made = channel({ log: { ...silentLog, warn }, ...options });
   const side = keys === undefined ? made : made.withEncryption?.(() => keys);
   if (side === undefined) throw new Error("it cannot encrypt");
   const asked: string[] = [];
   const echo = () =>
-    side.listen({
-      host,
-      port: 0,
-      answer(frames) {
-        asked.push(Buffer.concat(frames).toString());
-        return [Buffer.from("echo"), ...frames];
-      },
+    listen(side, (frames) => {
+      asked.push(Buffer.concat(frames).toString());
+      return [Buffer.from("echo"), ...frames];
     });
   const ask = async (port: number, ...frames: string[]) => {
     const sent = frames.map((frame) => Buffer.from(frame));
     const reply = await side.request({ host, port, frames: sent, timeoutMs: 20_000 });
     return reply.frames.map((frame) => Buffer.from(frame).toString());
   };
-  return { warnings, asked, echo, ask };
+  return { side, warnings, asked, echo, ask };
 }
 
 /** The error that a promise rejects with. */
@@ -109,3 +119,12 @@ export const failure = (promise: Promise<unknown>): Promise<KvError> =>
 export async function until(holds: () => boolean): Promise<void> {
   while (!holds()) await new Promise((resolve) => setImmediate(resolve));
 }
+
+/** Resolves when a socket has closed; what it receives is dropped. */
+export const closing = (socket: Socket): Promise<void> =>
+  new Promise((resolve) => {
+    socket
+      .on("error", () => {})
+      .on("close", () => resolve())
+      .resume();
+  });

@@ -10,6 +10,7 @@ import {
   closers,
   failure,
   host,
+  listen,
   OTHER,
   OWN,
   own,
@@ -116,12 +117,12 @@ describe.skipIf(capability.curve !== true)("libzmq that lacks our key", () => {
     [
       "with a client key that is not accepted",
       { ...asClient, ...keysForLibzmq(curveKeysOf(OTHER).client) },
-      /client key/,
+      "client key",
     ],
     [
       "with another server key",
       { ...asClient, curveServerKey: z85(curveKeysOf(OTHER).server.publicKey) },
-      /server key/,
+      "server key",
     ],
   ])("its REQ %s is refused", async (_, keys, why) => {
     const { echo, warnings } = talker([OWN]);
@@ -139,7 +140,7 @@ describe.skipIf(capability.curve !== true)("libzmq that lacks our key", () => {
     [
       "with another key",
       { ...keysForLibzmq(curveKeysOf(OTHER).server), curveServer: true },
-      /ended the CURVE handshake/,
+      "ended the CURVE handshake",
     ],
   ])("its ROUTER %s is refused", async (_, keys, why) => {
     const socket = own(new Router({ linger: 0, ...keys }));
@@ -152,7 +153,7 @@ describe.skipIf(capability.curve !== true)("libzmq that lacks our key", () => {
 
 test("a REQ of libzmq connects again after its idle connection was closed", async () => {
   const side = channel({ idleTimeoutMs: 300 });
-  const { port } = await side.listen({ host, port: 0, answer: (frames) => frames });
+  const { port } = await listen(side);
   const socket = own(new Request({ linger: 0 }));
   const closed = new Promise((resolve) => socket.events.on("disconnect", resolve));
   socket.connect(`tcp://${host}:${port}`);
@@ -182,11 +183,7 @@ describe.skipIf(!hasPyzmq)(
   "pyzmq, as vLLM uses it (skipped without pyzmq in python3 or KV_PYTHON)",
   () => {
     test("its REQ asks our listener", async () => {
-      const { port } = await channel().listen({
-        host,
-        port: 0,
-        answer: (frames) => [...frames, Buffer.from("1.5")],
-      });
+      const { port } = await listen(channel(), (frames) => [...frames, Buffer.from("1.5")]);
       const { line, exited } = await pyzmqPeer("ask", `${port}`);
       expect(JSON.parse(line)).toEqual({ answered: 100 });
       expect(await exited).toBe(0);

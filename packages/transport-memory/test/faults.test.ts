@@ -1,36 +1,22 @@
-import { KvError, type TransferOrder, type TransferRequest } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import { type FaultRule, memoryNetwork } from "@kv/transport-memory";
 import { expect, test } from "vitest";
 import {
   ALL,
-  BLOCK_BYTES,
   bytes,
+  codeOf,
   collect,
   count,
   NUM_BLOCKS,
-  type Pair,
   pair,
+  readAll,
   SLOW,
+  TOTAL,
 } from "./pair.js";
-
-const TOTAL = BLOCK_BYTES * NUM_BLOCKS;
-const read = ({ local, remote }: Pair, more: Partial<TransferOrder> = {}): TransferRequest => ({
-  operation: "READ",
-  local,
-  localIds: ALL,
-  remote,
-  remoteIds: ALL,
-  ...more,
-});
-const codeOf = (promise: Promise<unknown>): Promise<string> =>
-  promise.then(
-    () => "KV_OK",
-    (error: unknown) => (KvError.is(error) ? error.code : String(error)),
-  );
 
 test("bytes land over time, with the configured bandwidth and pieces", async () => {
   const p = await pair({ latency: SLOW });
-  const { done } = p.reader.agent.transfer(read(p));
+  const { done } = p.reader.agent.transfer(readAll(p));
   const landed: number[] = [];
   for (const ms of [9, 5, 4, 4, 4]) {
     await p.clock.advance(ms);
@@ -49,7 +35,7 @@ test("transfers in one direction share the bandwidth when that is set, and each 
       {},
       { localIds: scattered },
       { operation: "WRITE" } as const,
-    ].map((more) => p.reader.agent.transfer(read(p, more)).done);
+    ].map((more) => p.reader.agent.transfer(readAll(p, more)).done);
     await p.clock.advance(100);
     return (await Promise.all([first, second, other])).map((result) => result?.transferMs);
   };
@@ -66,7 +52,7 @@ test("an aborted transfer keeps writing until it is released, and not afterwards
   const controller = new AbortController();
   const words = collect(p.owner.agent);
   const { done, released } = p.reader.agent.transfer(
-    read(p, { signal: controller.signal, notification: bytes("never") }),
+    readAll(p, { signal: controller.signal, notification: bytes("never") }),
   );
   let free = false;
   void released.then(() => {
@@ -91,8 +77,8 @@ test("an aborted transfer keeps writing until it is released, and not afterwards
 
 test("drop: the transfer ends at its deadline only, and its memory is released a little later", async () => {
   const p = await pair({ latency: SLOW, faults: [{ operation: "READ", nth: 2, fault: "drop" }] });
-  await p.clock.settle(p.reader.agent.transfer(read(p)).done);
-  const { done, released } = p.reader.agent.transfer(read(p, { timeoutMs: 5000 }));
+  await p.clock.settle(p.reader.agent.transfer(readAll(p)).done);
+  const { done, released } = p.reader.agent.transfer(readAll(p, { timeoutMs: 5000 }));
   const beganMs = p.clock.now();
   let freeAtMs = 0;
   void released.then(() => {
@@ -115,15 +101,11 @@ test("fail: the n-th transfer fails with the configured code after part of its b
   };
   const p = await pair({ latency: SLOW, faults: [rule] });
   const words = collect(p.owner.agent);
-  const { done, released } = p.reader.agent.transfer(read(p, { notification: bytes("first") }));
+  const { done, released } = p.reader.agent.transfer(readAll(p, { notification: bytes("first") }));
   expect(await p.clock.settle(codeOf(done))).toBe("KV_PEER_DISCONNECTED");
   await p.clock.settle(released);
   expect(count(p.reader.memory, 2)).toBeLessThan(TOTAL + 1);
-  expect(
-    await p.clock.settle(
-      codeOf(p.reader.agent.transfer(read(p, { notification: bytes("second") })).done),
-    ),
-  ).toBe("KV_OK");
+  await p.clock.settle(p.reader.agent.transfer(readAll(p, { notification: bytes("second") })).done);
   await p.clock.runUntilIdle();
   expect(words).toEqual(["second"]);
 });
@@ -133,7 +115,7 @@ test("delay: the transfer takes delayMs longer", async () => {
     latency: SLOW,
     faults: [{ operation: "READ", fault: "delay", delayMs: 100 }],
   });
-  expect(await p.clock.settle(p.reader.agent.transfer(read(p)).done)).toMatchObject({
+  expect(await p.clock.settle(p.reader.agent.transfer(readAll(p)).done)).toMatchObject({
     transferMs: 126,
   });
 });
@@ -151,8 +133,7 @@ test("notifications: drop, duplicate, delay (also of later ones), reorder", asyn
   const words = collect(p.owner.agent);
   // Each rule counts the operations that earlier rules did not match: "b" is dropped, "c"
   // duplicated, "d" delayed, "e" overtaken.
-  for (const word of ["a", "b", "c", "d", "e", "f"])
-    await p.reader.agent.notify(p.owner.agent.name, bytes(word));
+  for (const word of ["a", "b", "c", "d", "e", "f"]) await p.notify(word);
   await p.clock.advance(1);
   expect(words).toEqual(["a", "c", "c"]);
   await p.clock.runUntilIdle();
@@ -165,7 +146,7 @@ test("disconnect: transfers in flight fail and new ones fail, until forMs has pa
     latency: SLOW,
     faults: [{ operation: "NOTIFY", nth: 1, fault: "disconnect", forMs: 1000 }],
   });
-  const inFlight = p.reader.agent.transfer(read(p));
+  const inFlight = p.reader.agent.transfer(readAll(p));
   await p.clock.advance(15);
   expect(await codeOf(p.owner.agent.addRemote(await p.reader.agent.localMetadata()))).toBe("KV_OK");
   expect(await codeOf(p.owner.agent.notify(p.reader.agent.name, bytes("x")))).toBe(
@@ -173,20 +154,18 @@ test("disconnect: transfers in flight fail and new ones fail, until forMs has pa
   );
   expect(await codeOf(inFlight.done)).toBe("KV_PEER_DISCONNECTED");
   await inFlight.released;
-  expect(await codeOf(p.reader.agent.transfer(read(p)).done)).toBe("KV_PEER_DISCONNECTED");
+  expect(await codeOf(p.reader.agent.transfer(readAll(p)).done)).toBe("KV_PEER_DISCONNECTED");
   await p.clock.advance(1000);
-  expect(await p.clock.settle(codeOf(p.reader.agent.transfer(read(p)).done))).toBe("KV_OK");
+  expect(await p.clock.settle(codeOf(p.reader.agent.transfer(readAll(p)).done))).toBe("KV_OK");
   p.network.disconnect("p", "d");
-  expect(await codeOf(p.reader.agent.notify(p.owner.agent.name, bytes("x")))).toBe(
-    "KV_NOTIFICATION_FAILED",
-  );
+  expect(await codeOf(p.notify("x"))).toBe("KV_NOTIFICATION_FAILED");
   p.network.reconnect("d", "p");
-  expect(await codeOf(p.reader.agent.notify(p.owner.agent.name, bytes("x")))).toBe("KV_OK");
+  await p.notify("x");
 });
 
 test("a transfer whose notification cannot be sent fails", async () => {
   const p = await pair({ faults: [{ operation: "NOTIFY", fault: "fail" }] });
-  const { done } = p.reader.agent.transfer(read(p, { notification: bytes("x") }));
+  const { done } = p.reader.agent.transfer(readAll(p, { notification: bytes("x") }));
   expect(await p.clock.settle(codeOf(done))).toBe("KV_NOTIFICATION_FAILED");
 });
 
@@ -205,8 +184,7 @@ test("rules match by host, agent and predicate, and stop after `times` faults", 
     ],
   });
   const words = collect(p.owner.agent);
-  for (const word of ["Ha", "x", "Hb"])
-    await p.reader.agent.notify(p.owner.agent.name, bytes(word));
+  for (const word of ["Ha", "x", "Hb"]) await p.notify(word);
   await p.clock.runUntilIdle();
   expect(words).toEqual(["x", "Hb"]);
 });
@@ -219,8 +197,7 @@ test("the same seed gives the same faults, and another seed gives others", async
       faults: [{ fault: "drop", operation: "NOTIFY", probability: 0.3 }],
     });
     const words = collect(p.owner.agent);
-    for (let index = 0; index < 50; index++)
-      await p.reader.agent.notify(p.owner.agent.name, bytes(String(index)));
+    for (let index = 0; index < 50; index++) await p.notify(String(index));
     await p.clock.runUntilIdle();
     return `${words.join()} at ${p.clock.now()}`;
   };
@@ -242,5 +219,5 @@ test("invalid rules are rejected", () => {
   for (const rule of wrong) {
     expect(() => memoryNetwork({ faults: [rule as FaultRule] })).toThrow(KvError);
   }
-  expect(() => memoryNetwork({ latency: { lingerMs: -1 } })).toThrow(/lingerMs is -1/);
+  expect(() => memoryNetwork({ latency: { lingerMs: -1 } })).toThrow("lingerMs is -1");
 });

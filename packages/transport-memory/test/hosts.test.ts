@@ -1,21 +1,8 @@
 import { KvError } from "@kv/interface";
 import { memoryTransport } from "@kv/transport-memory";
 import { expect, test } from "vitest";
-import {
-  ALL,
-  BLOCK_BYTES,
-  bytes,
-  collect,
-  count,
-  expectFailure,
-  lists,
-  NUM_BLOCKS,
-  pair,
-  readAll,
-  SLOW,
-} from "./pair.js";
+import { bytes, collect, count, expectFailure, lists, pair, readAll, SLOW, TOTAL } from "./pair.js";
 
-const TOTAL = BLOCK_BYTES * NUM_BLOCKS;
 const NOTHING = {
   agents: 0,
   memories: 0,
@@ -27,7 +14,7 @@ const NOTHING = {
 };
 
 test("when the owner is killed, transfers from it fail, its memory is gone, and nothing of it is outstanding", async () => {
-  const { clock, network, reader, owner, local, remote } = await pair({ latency: SLOW });
+  const { clock, network, reader, owner, notify, local, remote } = await pair({ latency: SLOW });
   const request = readAll({ local, remote });
   const { done, released } = reader.agent.transfer(request);
   await clock.advance(15);
@@ -37,7 +24,7 @@ test("when the owner is killed, transfers from it fail, its memory is gone, and 
   await clock.runUntilIdle();
   expect(count(reader.memory, 2)).toBe(TOTAL / 4);
   await expectFailure(reader.agent.transfer(request).done, "KV_PEER_DISCONNECTED");
-  await expectFailure(reader.agent.notify(owner.agent.name, bytes("x")), "KV_NOTIFICATION_FAILED");
+  await expectFailure(notify("x"), "KV_NOTIFICATION_FAILED");
   await expectFailure(owner.agent.localMetadata(), "KV_AGENT_CLOSED");
   await expectFailure(owner.transport.createAgent(), "KV_TRANSPORT_CLOSED");
   network.host("d").kill();
@@ -60,13 +47,8 @@ test("a hanging transfer fails when the peer is killed", async () => {
 
 test("when the reader is killed, no further byte lands, and its promises and timers never fire", async () => {
   const { clock, network, reader, owner, local, remote } = await pair({ latency: SLOW });
-  const { done, released } = reader.agent.transfer({
-    operation: "WRITE",
-    local,
-    localIds: ALL,
-    remote,
-    remoteIds: ALL,
-  });
+  const write = readAll({ local, remote }, { operation: "WRITE" });
+  const { done, released } = reader.agent.transfer(write);
   let heard = "";
   void Promise.race([done, released]).then(
     () => (heard = "settled"),
@@ -89,10 +71,9 @@ test("notifications in flight from a killed host arrive with the configured prob
     [0, 0],
     [1, 40],
   ] as const) {
-    const { clock, network, reader, owner } = await pair({ latency: SLOW });
+    const { clock, network, owner, notify } = await pair({ latency: SLOW });
     const words = collect(owner.agent);
-    for (let index = 0; index < 40; index++)
-      await reader.agent.notify(owner.agent.name, bytes("x"));
+    for (let index = 0; index < 40; index++) await notify("x");
     network.host("d").kill({ deliverInFlight });
     await clock.runUntilIdle();
     expect(words.length).toBe(expected);
@@ -120,14 +101,14 @@ test("a restarted host is another process: old metadata and lists fail, new ones
 });
 
 test("without reportsPeerDeath only the deadline ends a transfer", async () => {
-  const { clock, network, reader, owner, local, remote } = await pair({ reportsPeerDeath: false });
+  const { clock, network, reader, notify, local, remote } = await pair({
+    reportsPeerDeath: false,
+  });
   expect(reader.transport.capabilities.reportsPeerDeath).toBe(false);
   network.host("p").kill();
-  const { done, released } = reader.agent.transfer({
-    ...readAll({ local, remote }),
-    timeoutMs: 700,
-  });
-  await reader.agent.notify(owner.agent.name, bytes("into the void"));
+  const request = readAll({ local, remote }, { timeoutMs: 700 });
+  const { done, released } = reader.agent.transfer(request);
+  await notify("into the void");
   await expectFailure(clock.settle(done), "KV_TRANSFER_TIMEOUT");
   await clock.settle(released);
   expect(clock.now()).toBeLessThan(800);
@@ -173,7 +154,7 @@ test("agent names are unique among live agents", async () => {
 test("VRAM is simulated on request: no view, but gather, scatter and transfers work", async () => {
   await using transport = memoryTransport({ memoryTypes: ["VRAM"] });
   using memory = transport.allocate(64, { memoryType: "VRAM", deviceId: 3 });
-  expect(() => memory.bytes).toThrow(/not addressable/);
+  expect(() => memory.bytes).toThrow("not addressable");
   await memory.scatter(Float64Array.of(8, 4), Uint8Array.of(1, 2, 3, 4).buffer);
   expect([...new Uint8Array(await memory.gather(Float64Array.of(9, 2)))]).toEqual([2, 3]);
   await using agent = await transport.createAgent();
@@ -181,7 +162,7 @@ test("VRAM is simulated on request: no view, but gather, scatter and transfers w
   const rows = Float64Array.of(memory.address, 64, 3, 64, 1);
   expect((await agent.prepareLocal({ memoryType: "VRAM", rows })).count).toBe(1);
   await expect(agent.prepareLocal({ memoryType: "DRAM", rows })).rejects.toThrow(
-    /is VRAM of device 3/,
+    "is VRAM of device 3",
   );
 });
 

@@ -1,26 +1,27 @@
 import {
   type Agent,
+  type DescriptorPairs,
   KvError,
   type KvErrorCode,
   type Memory,
   type PreparedList,
+  type TransferOrder,
   type Transport,
 } from "@kv/interface";
 import { leavesNothing } from "@kv/testing/nothing-left";
 import {
   type MemoryLatency,
-  type MemoryNetwork,
   type MemoryNetworkOptions,
   memoryNetwork,
   memoryTransport,
   seededRandom,
-  type VirtualClock,
   virtualClock,
 } from "@kv/transport-memory";
 import { expect } from "vitest";
 
 export const BLOCK_BYTES = 256;
 export const NUM_BLOCKS = 16;
+export const TOTAL = BLOCK_BYTES * NUM_BLOCKS;
 
 export interface End {
   readonly transport: Transport;
@@ -28,15 +29,7 @@ export interface End {
   readonly memory: Memory;
 }
 
-export interface Pair {
-  readonly clock: VirtualClock;
-  readonly network: MemoryNetwork;
-  begin(host: string, fill: number): Promise<End>;
-  readonly reader: End;
-  readonly owner: End;
-  readonly local: PreparedList;
-  readonly remote: PreparedList;
-}
+export type Pair = Awaited<ReturnType<typeof pair>>;
 
 export const SLOW: MemoryLatency = {
   latencyMs: 10,
@@ -46,14 +39,14 @@ export const SLOW: MemoryLatency = {
 };
 
 /** A reader on host "d" with a list of all memory of an owner on host "p", in virtual time. */
-export async function pair(options: MemoryNetworkOptions & { seed?: number } = {}): Promise<Pair> {
+export async function pair(options: MemoryNetworkOptions & { seed?: number } = {}) {
   const clock = virtualClock();
   const network = memoryNetwork({ clock, random: seededRandom(options.seed ?? 1), ...options });
   const ends: End[] = [];
   const begin = async (host: string, fill: number): Promise<End> => {
     const transport = memoryTransport({ network, host });
     const agent = await transport.createAgent({ name: `agent of ${host}` });
-    const memory = transport.allocate(BLOCK_BYTES * NUM_BLOCKS);
+    const memory = transport.allocate(TOTAL);
     ends.push({ transport, agent, memory });
     memory.bytes.fill(fill);
     await agent.register(memory);
@@ -71,7 +64,9 @@ export async function pair(options: MemoryNetworkOptions & { seed?: number } = {
   );
   const reader = await begin("d", 1);
   const owner = await begin("p", 2);
-  return { clock, network, begin, reader, owner, ...(await lists(reader, owner)) };
+  /** Tells the owner something. */
+  const notify = (word: string) => reader.agent.notify(owner.agent.name, bytes(word));
+  return { clock, network, begin, reader, owner, notify, ...(await lists(reader, owner)) };
 }
 
 export async function lists(
@@ -91,8 +86,10 @@ export async function lists(
 }
 
 /** A READ of all blocks. */
-export const readAll = ({ local, remote }: Pick<Pair, "local" | "remote">) =>
-  ({ operation: "READ", local, localIds: ALL, remote, remoteIds: ALL }) as const;
+export const readAll = (
+  { local, remote }: Pick<Pair, "local" | "remote">,
+  more: Partial<TransferOrder & DescriptorPairs> = {},
+) => ({ operation: "READ", local, localIds: ALL, remote, remoteIds: ALL, ...more }) as const;
 
 export const ALL = Int32Array.from({ length: NUM_BLOCKS }, (_, index) => index);
 export const bytes = (text: string): Uint8Array => new TextEncoder().encode(text);
@@ -109,6 +106,13 @@ export function collect(agent: Agent): string[] {
   })();
   return received;
 }
+
+/** The code of the error that it ends with, or KV_OK. */
+export const codeOf = (work: Promise<unknown>): Promise<string> =>
+  work.then(
+    () => "KV_OK",
+    (error: unknown) => (KvError.is(error) ? error.code : String(error)),
+  );
 
 export const expectFailure = (work: Promise<unknown>, code: KvErrorCode) =>
   expect(work).rejects.toSatisfy((error) => KvError.is(error, code));

@@ -1,20 +1,18 @@
-import { mkdir, mkdtemp, rm, symlink, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { mkdir, symlink, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { afterAll, beforeAll, expect, test } from "vitest";
+import { folderOfTests } from "@kv/testing/temporary-folder";
+import { beforeAll, expect, test } from "vitest";
 import { pluginFolder, remedyFor } from "./plugins.js";
 
-let folder = "";
+const folder = folderOfTests();
 const at = (...path: string[]) => join(folder, ...path);
 beforeAll(async () => {
-  folder = await mkdtemp(join(tmpdir(), "kv-nixl-plugins-"));
   const library = at("kv-nixl", "nixl-cu12-1.5.0-x86_64", ".libs");
   await mkdir(library, { recursive: true });
   await writeFile(join(library, "libnixl_capi.so"), "");
   await mkdir(at("link"));
   await symlink(join(library, "libnixl_capi.so"), at("link", "libnixl_capi.so"));
 });
-afterAll(() => rm(folder, { recursive: true, force: true }));
 
 test("plugins lie beside the real file of a linked library, unless NIXL_PLUGIN_DIR names a folder", async () => {
   const link = at("link", "libnixl_capi.so");

@@ -1,7 +1,7 @@
-import { copyFile, mkdir, mkdtemp, rm } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { copyFile, mkdir, rm } from "node:fs/promises";
 import { join } from "node:path";
-import { afterAll, beforeAll, beforeEach, describe, expect, test, vi } from "vitest";
+import { folderOfTests } from "@kv/testing/temporary-folder";
+import { beforeAll, beforeEach, describe, expect, test, vi } from "vitest";
 import { compile } from "../../test/support/compile.js";
 import { libraryPackage } from "../library/library-package.js";
 import { PreloadFinder } from "./preload.js";
@@ -10,16 +10,14 @@ vi.mock("../library/library-package.js");
 const LIBRARY = "libkv_dependency.so.1";
 const works = process.platform === "linux";
 const nothing = { libraries: [], variables: [] };
-let folder = "";
+const folder = folderOfTests();
 let cases = 0;
 
 beforeAll(async () => {
-  folder = await mkdtemp(join(tmpdir(), "kv-nixl-preload-"));
   if (!works) return;
   await compile(folder, LIBRARY, { has: ["kv_dependency"] });
   await compile(folder, "plugin.so", { calls: ["kv_dependency"], needs: [LIBRARY] });
 });
-afterAll(() => rm(folder, { recursive: true, force: true }));
 
 describe.runIf(works)("the libraries that a plugin needs before NIXL loads it", () => {
   let environment: Record<string, string> = {};

@@ -1,14 +1,12 @@
-import { chmodSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { chmodSync, writeFileSync } from "node:fs";
 import { delimiter, join } from "node:path";
-import { afterAll, expect, test } from "vitest";
+import { folderOfTest } from "@kv/testing/temporary-folder";
+import { expect, test } from "vitest";
 import { downloadWheel } from "./download-wheel.js";
 import { wheelFor } from "./wheels.js";
 
-const folder = mkdtempSync(join(tmpdir(), "kv-download-"));
-afterAll(() => rmSync(folder, { recursive: true, force: true }));
-
 test("first-contact.md 8: the file that pip copies before it removes it is counted once", async () => {
+  const folder = folderOfTest();
   const python = join(folder, "python3");
   const lines = [
     "#!/bin/sh",

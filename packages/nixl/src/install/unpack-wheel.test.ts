@@ -1,9 +1,9 @@
 import { createHash } from "node:crypto";
-import { mkdtemp, readdir, readFile, rm, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { readdir, readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
+import { folderOfTest } from "@kv/testing/temporary-folder";
 import { strToU8, zipSync } from "fflate";
-import { afterEach, beforeEach, expect, test } from "vitest";
+import { beforeEach, expect, test } from "vitest";
 import { refused } from "../../test/support/refused.js";
 import { readVerified } from "./download-wheel.js";
 import { extractFiles, unpackWheel } from "./unpack-wheel.js";
@@ -12,7 +12,7 @@ const wheelAt = async (path: string) => ({ path, bytes: await readFile(path) });
 
 let folder = "";
 beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), "kv-nixl-unpack-"));
+  folder = folderOfTest();
   const members = [
     ".libs/libnixl_capi.so",
     ".libs/plugins/libplugin_UCX.so",
@@ -25,7 +25,6 @@ beforeEach(async () => {
     zipSync(Object.fromEntries(members.map((name) => [name, strToU8(name)]))),
   );
 });
-afterEach(() => rm(folder, { recursive: true, force: true }));
 
 test("unpacks the folders without benchmark tools and libtool files", async () => {
   const into = join(folder, "into");

@@ -1,17 +1,16 @@
-import { mkdir, mkdtemp, readdir, readFile, rm, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { mkdir, readdir, readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { afterEach, beforeEach, expect, test } from "vitest";
+import { folderOfTest } from "@kv/testing/temporary-folder";
+import { beforeEach, expect, test } from "vitest";
 import { makeInCache } from "./cache-folder.js";
 import { reinstallHint } from "./library-package.js";
 
 let base = "";
 beforeEach(async () => {
-  base = await mkdtemp(join(tmpdir(), "kv-nixl-cache-"));
+  base = folderOfTest();
   await mkdir(join(base, "kv-nixl", "thing"), { recursive: true });
   await writeFile(join(base, "kv-nixl", "thing", "file"), "damaged");
 });
-afterEach(() => rm(base, { recursive: true, force: true }));
 
 const make = (text: string, options?: { replace: boolean }) =>
   makeInCache(
@@ -53,6 +52,8 @@ test("a hint for an installation in the cache names its version and CUDA", () =>
 
 test("a hint for another place says to reinstall there, or to use the cache", () => {
   const hint = reinstallHint("/opt/nixl-cu12-1.5.0-x86_64/lib/libnixl_capi.so", environment);
-  expect(hint).toMatch(/where it came from.*unset KV_NIXL_LIBRARY and NIXL_PREFIX/);
+  expect(hint).toContain(
+    "where it came from, or use kv-nixl's own (npx --no-install kv-nixl install --force; unset KV_NIXL_LIBRARY and NIXL_PREFIX",
+  );
   expect(reinstallHint("/usr/lib/libnixl_capi.so", environment)).toBe(hint);
 });

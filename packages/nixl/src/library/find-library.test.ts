@@ -1,7 +1,7 @@
-import { chmod, mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { chmod, mkdir, rm, writeFile } from "node:fs/promises";
 import { dirname, join } from "node:path";
-import { afterEach, beforeEach, expect, test, vi } from "vitest";
+import { folderOfTest } from "@kv/testing/temporary-folder";
+import { beforeEach, expect, test, vi } from "vitest";
 import { refused } from "../../test/support/refused.js";
 import { remedyFor } from "../backends/plugins.js";
 import type { Environment } from "../environment.js";
@@ -18,11 +18,10 @@ const hasPackage = (path: string | undefined) =>
   vi.mocked(libraryPackage).mockReturnValue({ name: PACKAGE, path, folder: path && dirname(path) });
 
 let folder = "";
-beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), "kv-nixl-find-"));
+beforeEach(() => {
+  folder = folderOfTest();
   hasPackage(undefined);
 });
-afterEach(() => rm(folder, { recursive: true, force: true }));
 
 /** An environment with nothing in it: no python3 on PATH, an empty home. */
 const bare = (more: Record<string, string> = {}) => ({

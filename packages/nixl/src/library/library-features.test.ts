@@ -1,14 +1,10 @@
-import { mkdtemp, rm, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { afterAll, beforeAll, expect, test } from "vitest";
+import { folderOfTests } from "@kv/testing/temporary-folder";
+import { expect, test } from "vitest";
 import { lackedBy, libraryFeatures } from "./library-features.js";
 
-let folder = "";
-beforeAll(async () => {
-  folder = await mkdtemp(join(tmpdir(), "kv-features-"));
-});
-afterAll(() => rm(folder, { recursive: true, force: true }));
+const folder = folderOfTests();
 
 test.each([
   { names: "", lacked: ["memory views", "custom parameters"] },

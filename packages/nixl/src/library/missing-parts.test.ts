@@ -34,6 +34,6 @@ test.runIf(process.platform === "linux")(
     const [text] = await missingParts(new URL(import.meta.url).pathname);
     expect(text?.kind).toBe("file");
     const [none] = await missingParts("/nowhere/lib.so");
-    expect(none?.kind === "file" && none.reason).toMatch(/ENOENT/);
+    expect(none?.kind === "file" && none.reason).toContain("ENOENT");
   },
 );

@@ -1,19 +1,17 @@
-import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { readFile, writeFile } from "node:fs/promises";
 import { basename, join } from "node:path";
-import { afterAll, beforeAll, expect, test } from "vitest";
+import { folderOfTests } from "@kv/testing/temporary-folder";
+import { beforeAll, expect, test } from "vitest";
 import { truncationOf } from "./truncation-check.js";
 
 const { sharedObjects = [] } = process.report.getReport() as { sharedObjects?: string[] };
 const library = sharedObjects.find((path) => basename(path).startsWith("libc.so")) ?? "";
-let folder = "";
+const folder = folderOfTests();
 let bytes = Buffer.alloc(0);
 
 beforeAll(async () => {
-  folder = await mkdtemp(join(tmpdir(), "kv-elf-"));
   bytes = await readFile(library);
 });
-afterAll(() => rm(folder, { recursive: true, force: true }));
 
 async function truncationAt(length: number) {
   const path = join(folder, `cut-${length}`);
@@ -37,5 +35,5 @@ test("files that the loader refuses by itself pass: text, an empty file, half a 
   const text = join(folder, "text");
   await writeFile(text, "no library".repeat(100));
   expect(await truncationOf(text)).toBeUndefined();
-  await expect(truncationOf(join(folder, "absent"))).rejects.toThrow(/ENOENT/);
+  await expect(truncationOf(join(folder, "absent"))).rejects.toThrow("ENOENT");
 });

@@ -9,11 +9,11 @@ import {
   objectMemory,
   openFileMemory,
 } from "@kv/nixl";
-import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { afterAll, describe, expect, test } from "vitest";
+import { FAKE } from "../support/libraries.js";
 
 const BLOCK = 4096;
-const transport = nixlTransport({ library: FAKE_NIXL, backends: ["UCX"] });
+const transport = nixlTransport(FAKE.options);
 afterAll(() => transport.close());
 
 /** What is misspelt, as a compiler would refuse it. */
@@ -45,7 +45,7 @@ test.each([
   },
 );
 
-describe.skipIf(fakeMissing)(`an agent (${fakeMissing ?? "fake found"})`, () => {
+describe.skipIf(FAKE.missing)(`an agent (${FAKE.missing ?? "fake found"})`, () => {
   test("F4: misspelt members of its calls are refused, and the nearest is named", async () => {
     await expect(transport.createAgent(wrong({ captureTelemtry: true }))).rejects.toMatchObject({
       code: "KV_AGENT_INVALID",

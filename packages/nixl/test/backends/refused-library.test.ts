@@ -1,7 +1,6 @@
 import {
   copyFile,
   mkdir,
-  mkdtemp,
   readdir,
   readFile,
   realpath,
@@ -9,11 +8,11 @@ import {
   symlink,
   writeFile,
 } from "node:fs/promises";
-import { tmpdir } from "node:os";
 import { basename, dirname, join } from "node:path";
 import { doctor, findLibrary, nixlTransport } from "@kv/nixl";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { folderOfTests } from "@kv/testing/temporary-folder";
+import { beforeAll, describe, expect, test } from "vitest";
 import { refused } from "../support/refused.js";
 
 // A system without OpenSSL 3: a copy of NIXL whose gRPC needs libssl.so.9 instead, which no system
@@ -21,11 +20,10 @@ import { refused } from "../support/refused.js";
 describe.skipIf(nixlMissing)(
   `NIXL on a system without OpenSSL 3 (${nixlMissing ?? "found"})`,
   () => {
-    let folder = "";
+    const folder = folderOfTests();
     let library = "";
 
     beforeAll(async () => {
-      folder = await mkdtemp(join(tmpdir(), "kv-nixl-openssl-"));
       const original = await realpath(await findLibrary());
       const installation = dirname(dirname(original));
       for (const place of await readdir(installation)) {
@@ -45,7 +43,6 @@ describe.skipIf(nixlMissing)(
         await writeFile(file, text.replaceAll("libssl.so.3", "libssl.so.9"), "latin1");
       });
     });
-    afterAll(() => rm(folder, { recursive: true, force: true }));
 
     /** Replaces a link by a file, which `write` makes from the link's target. */
     async function replace(link: string, write: (from: string) => Promise<void>): Promise<void> {

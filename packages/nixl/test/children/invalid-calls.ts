@@ -31,6 +31,10 @@ async function pair() {
   return { ...world, request, works };
 }
 
+/** A call for each of these members, which has a wrong value. */
+const each = (names: readonly string[], call: (wrong: object) => unknown) =>
+  names.map((name) => (bad: never) => call({ [name]: bad }));
+
 const CALLS: Readonly<Record<string, () => Promise<void>>> = {
   async "names of peers: NUL, empty, the agent's own"() {
     const { reader, works } = await pair();
@@ -135,10 +139,8 @@ const CALLS: Readonly<Record<string, () => Promise<void>>> = {
     const calls: Partial<Record<KvErrorCode, ((bad: never) => unknown)[]>> = {
       KV_CONFIG_INVALID: [
         (bad) => nixlTransport(bad),
-        (bad) => nixlTransport({ env: bad }),
         (bad) => nixlTransport({ env: { UCX_TLS: bad } }),
-        (bad) => nixlTransport({ library: bad }),
-        (bad) => nixlTransport({ checkMetadata: bad }),
+        ...each(["env", "library", "checkMetadata"], nixlTransport),
       ],
       KV_AGENT_INVALID: [
         (bad) => transport.createAgent(bad),
@@ -160,8 +162,7 @@ const CALLS: Readonly<Record<string, () => Promise<void>>> = {
         (bad) => reader.register(bad),
       ],
       KV_TRANSPORT_UNSUPPORTED: [
-        (bad) => transport.allocate(4096, { memoryType: bad }),
-        (bad) => transport.allocate(4096, { deviceId: bad }),
+        ...each(["memoryType", "deviceId"], (wrong) => transport.allocate(4096, wrong)),
       ],
       KV_AGENT_METADATA_INVALID: [(bad) => reader.addRemote(bad)],
       KV_AGENT_UNKNOWN_REMOTE: [
@@ -172,19 +173,16 @@ const CALLS: Readonly<Record<string, () => Promise<void>>> = {
       KV_NOTIFICATION_INVALID: [(bad) => reader.notify(peer, bad)],
       KV_LIST_INVALID: [
         (bad) => reader.prepareLocal(bad),
-        (bad) => reader.prepareLocal({ ...prepared, memoryType: bad }),
-        (bad) => reader.prepareLocal({ ...prepared, rows: bad }),
+        ...each(["memoryType", "rows"], (wrong) => reader.prepareLocal({ ...prepared, ...wrong })),
         (bad) => reader.prepareRemote(peer, bad),
       ],
       KV_TRANSFER_INVALID: [
         (bad) => reader.transfer(bad).done,
-        (bad) => reader.transfer({ ...request, operation: bad }).done,
-        (bad) => reader.transfer({ ...request, local: bad }).done,
         (bad) => reader.transfer({ ...request, remote: bad, notification: new Uint8Array(1) }).done,
-        (bad) => reader.transfer({ ...request, localIds: bad }).done,
-        (bad) => reader.transfer({ ...request, notification: bad }).done,
-        (bad) => reader.transfer({ ...request, signal: bad }).done,
-        (bad) => reader.transfer({ ...request, timeoutMs: bad }).done,
+        ...each(
+          ["operation", "local", "localIds", "notification", "signal", "timeoutMs"],
+          (wrong) => reader.transfer({ ...request, ...wrong }).done,
+        ),
       ],
     };
     for (const bad of [null, -1n, Symbol("bad"), () => {}]) {

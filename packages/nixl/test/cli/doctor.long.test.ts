@@ -1,12 +1,12 @@
 // A long suite: runs kv-nixl doctor on machines of all kinds.
-import { cp, mkdtemp, realpath, rm, truncate } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { cp, realpath, truncate } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
 import { type Check, doctor, doctorText, findLibrary } from "@kv/nixl";
 import { doctorReportSchema } from "@kv/nixl/reports";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { builtProgram } from "@kv/testing/node-programs";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { folderOfTests } from "@kv/testing/temporary-folder";
+import { describe, expect, test } from "vitest";
 import { run } from "../support/run-child.js";
 
 const CLI = builtProgram("kv-nixl");
@@ -14,12 +14,7 @@ const WITHOUT_LIBRARY_PACKAGE = new URL("../support/without-library-package.mjs"
   .href;
 const byId = (checks: readonly Check[]) =>
   Object.fromEntries(checks.map((check) => [check.id, check]));
-let empty: string;
-
-beforeAll(async () => {
-  empty = await mkdtemp(join(tmpdir(), "kv-nixl-doctor-"));
-});
-afterAll(() => rm(empty, { recursive: true, force: true }));
+const empty = folderOfTests();
 
 describe.skipIf(nixlMissing)(
   `doctor with NIXL installed (${nixlMissing ?? "found"})`,

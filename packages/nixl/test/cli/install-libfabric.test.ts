@@ -1,7 +1,7 @@
-import { copyFile, mkdir, mkdtemp, readdir, rm, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { copyFile, mkdir, readdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test, vi } from "vitest";
+import { folderOfTest, folderOfTests } from "@kv/testing/temporary-folder";
+import { beforeAll, beforeEach, describe, expect, test, vi } from "vitest";
 import { dependencyFolder, variablesFor } from "../../src/backends/plugins.js";
 import { PreloadFinder } from "../../src/backends/preload.js";
 import { compileLibcudaStub, installLibfabric } from "../../src/install/install-libfabric.js";
@@ -20,7 +20,7 @@ const CALLED = ["cuInit", "cuCtxSetCurrent", "cuDeviceGetPCIBusId", "cuPointerGe
 const FOLDER = "libfabric-2.5-x86_64";
 
 const works = process.platform === "linux" && process.arch === "x64";
-let made = "";
+const made = folderOfTests();
 let driverOfThisMachine = false;
 
 describe.runIf(works)("dependencies of LIBFABRIC that kv-nixl install installs", () => {
@@ -46,7 +46,6 @@ describe.runIf(works)("dependencies of LIBFABRIC that kv-nixl install installs",
   }
 
   beforeAll(async () => {
-    made = await mkdtemp(join(tmpdir(), "kv-nixl-made-"));
     await compile(made, DRIVER, { has: CALLED });
     await compile(made, OTHER, { has: ["kv_other"] });
     const plugin = await compile(made, "plugin.so", { calls: CALLED, needs: [DRIVER] });
@@ -54,10 +53,9 @@ describe.runIf(works)("dependencies of LIBFABRIC that kv-nixl install installs",
     await compile(made, "plugin-of-both.so", both);
     driverOfThisMachine = (await missingParts(plugin)).length === 0;
   });
-  afterAll(() => rm(made, { recursive: true, force: true }));
 
   beforeEach(async () => {
-    folder = await mkdtemp(join(tmpdir(), "kv-nixl-libfabric-"));
+    folder = folderOfTest();
     await mkdir(join(folder, "plugins"));
     environment = {
       PATH: process.env["PATH"] ?? "",
@@ -67,7 +65,6 @@ describe.runIf(works)("dependencies of LIBFABRIC that kv-nixl install installs",
     lines = [];
     vi.mocked(libraryPackage).mockReturnValue({ name: "", path: undefined, folder: undefined });
   });
-  afterEach(() => rm(folder, { recursive: true, force: true }));
 
   test("without a driver, compiles a stub of its library, which is loaded before the plugin, and does not shadow a driver that is installed later", async (context) => {
     context.skip(driverOfThisMachine, "this machine has a driver");

@@ -4,9 +4,9 @@ import type { Agent, KvErrorCode } from "@kv/interface";
 import { type DeviceMemoryOptions, deviceMemory, nixlTransport } from "@kv/nixl";
 import { manualClock } from "@kv/testing/manual-clock";
 import { type FakeCuda, fakeCudaMissing, loadFakeCuda } from "@kv/testing/nixl/fake-cuda";
-import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { afterAll, beforeAll, describe, expect, test, vi } from "vitest";
 import { faults } from "../support/fake-faults.js";
+import { FAKE } from "../support/libraries.js";
 import { listsOf } from "../support/pair.js";
 import { scattered } from "../support/pattern.js";
 import { refused } from "../support/refused.js";
@@ -15,13 +15,13 @@ import { movesThroughDevices } from "./device-transfer-case.js";
 const LENGTH = 1 << 20;
 /** This machine has the real driver. */
 const hasDriver = existsSync("/dev/nvidia0");
-const missing = fakeMissing ?? fakeCudaMissing;
+const missing = FAKE.missing ?? fakeCudaMissing;
 
 /** The check of device memory by the CUDA driver, with fakes of the driver and of NIXL. */
 describe.skipIf(missing)(
   `device memory checked by the CUDA driver (${missing ?? "fakes found"})`,
   () => {
-    const transport = nixlTransport({ library: FAKE_NIXL, backends: ["UCX"] });
+    const transport = nixlTransport(FAKE.options);
     let agent: Agent;
     let cuda: FakeCuda;
 
@@ -35,17 +35,17 @@ describe.skipIf(missing)(
       using memory = deviceMemory({ lengthBytes: LENGTH, deviceId: 0, ...place });
       await (await agent.register(memory)).close();
     };
-    const refuses = async (place: Place, why: RegExp) => {
+    const refuses = async (place: Place, why: string) => {
       const { message } = await refused(registers(place), "KV_MEMORY_INVALID");
       expect(message).toMatch(why);
     };
-    const NOT_DEVICE = /the address is not device memory/;
+    const NOT_DEVICE = "the address is not device memory";
     const allocate = (deviceId: number) =>
       transport.allocate(LENGTH, { memoryType: "VRAM", deviceId });
 
     // Runs before another test loads it.
     test("without a loaded driver no device memory can be registered", async () => {
-      await refuses({ address: 1n << 40n }, /device 0: no CUDA driver/);
+      await refuses({ address: 1n << 40n }, "device 0: no CUDA driver");
       if (!hasDriver) {
         const { message, hint } = expectThrown(() => allocate(0), "KV_TRANSPORT_UNSUPPORTED");
         expect(message).toContain("cannot allocate memory of a GPU: libcuda.so.1: ");
@@ -62,10 +62,10 @@ describe.skipIf(missing)(
       await registers({ address: address + 4096, lengthBytes: LENGTH - 4096, deviceId });
       await refuses(
         { address, lengthBytes: LENGTH + 1, deviceId },
-        /the memory after byte 1048576 is not device memory/,
+        "the memory after byte 1048576 is not device memory",
       );
       await refuses({ address: address - 1, deviceId }, NOT_DEVICE);
-      await refuses({ address }, /not memory of CUDA device 0: it is memory of device 1/);
+      await refuses({ address }, "not memory of CUDA device 0: it is memory of device 1");
       memory.close();
       await refuses({ address, deviceId }, NOT_DEVICE);
     });
@@ -81,7 +81,7 @@ describe.skipIf(missing)(
       await registers({ address: whole });
       cuda.split(torn, 8192, 1);
       await registers({ address: torn, lengthBytes: 8192 });
-      await refuses({ address: torn }, /it is memory of device 1/);
+      await refuses({ address: torn }, "it is memory of device 1");
     });
 
     test.each([
@@ -141,11 +141,7 @@ describe.skipIf(missing)(
 
     test("memory of a GPU stays while NIXL may use it: an agent that was given up within a call keeps what it has registered", async () => {
       const clock = manualClock();
-      const stuck = await nixlTransport({
-        library: FAKE_NIXL,
-        backends: ["UCX"],
-        clock,
-      }).createAgent();
+      const stuck = await nixlTransport({ ...FAKE.options, clock }).createAgent();
       const memory = allocate(0);
       await stuck.register(memory);
       await stuck.addRemote(await agent.localMetadata());

@@ -1,9 +1,9 @@
-import { mkdtemp, readFile, rm } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import type { Agent, Memory } from "@kv/interface";
 import { nixlTransport, openFileMemory } from "@kv/nixl";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
+import { folderOfTests } from "@kv/testing/temporary-folder";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { listsOf } from "../support/pair.js";
 import { pluginMissing } from "../support/plugins.js";
@@ -14,11 +14,7 @@ const LENGTH = 10 << 20;
 const BLOCK = 65_536;
 
 const missing = await pluginMissing("POSIX");
-let folder = "";
-beforeAll(async () => {
-  folder = await mkdtemp(join(tmpdir(), "kv-files-"));
-});
-afterAll(() => rm(folder, { recursive: true, force: true }));
+const folder = folderOfTests();
 
 describe.skipIf(missing)(`files (${missing ?? "POSIX found"})`, () => {
   const transport = nixlTransport({ backends: ["POSIX"] });

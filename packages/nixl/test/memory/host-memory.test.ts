@@ -44,8 +44,8 @@ describe.skipIf(nixlMissing)(`memory of the addon (${nixlMissing ?? "found"})`, 
       populate: true,
       maxViewBytes: 32_768,
     });
-    expect(() => memory.bytes).toThrow(/100000 bytes does not fit in one view/);
-    expect(() => memory.view(0, 16_385)).toThrow(/too long/);
+    expect(() => memory.bytes).toThrow("100000 bytes does not fit in one view");
+    expect(() => memory.view(0, 16_385)).toThrow("too long");
     for (let at = 0; at < 100_000; at += 1000) memory.view(at, 1000).fill(at / 1000);
     const all = new Uint8Array(await memory.gather(Float64Array.of(0, 100_000)));
     expect(all.every((byte, index) => byte === Math.floor(index / 1000))).toBe(true);
@@ -54,7 +54,7 @@ describe.skipIf(nixlMissing)(`memory of the addon (${nixlMissing ?? "found"})`, 
     const views = [memory.view(0, 8), memory.view(99_992, 8)];
     memory.close();
     expect(views.map((view) => view[0] ?? 0)).toEqual([0, 0]);
-    expect(() => memory.view(0, 1)).toThrow(/closed/);
+    expect(() => memory.view(0, 1)).toThrow("closed");
   });
 
   test("6 GiB are one registration, whose last bytes a peer reads", async () => {
@@ -67,7 +67,7 @@ describe.skipIf(nixlMissing)(`memory of the addon (${nixlMissing ?? "found"})`, 
     await reader.register(target);
     memory.view(length - 4096, 4096).fill(9);
     if (constants.MAX_LENGTH < length)
-      expect(() => memory.bytes).toThrow(/does not fit in one view/);
+      expect(() => memory.bytes).toThrow("does not fit in one view");
     else expect(memory.bytes[length - 1]).toBe(9);
     await reader.addRemote(await owner.localMetadata());
     const last = { address: memory.address + length - 4096 };

@@ -1,10 +1,10 @@
 // A long suite: waits for NIXL, which tries a wrong certificate for 25 s.
 import { execFileSync } from "node:child_process";
-import { mkdtempSync, readFileSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { nixlTransport, objectMemory } from "@kv/nixl";
 import { type ObjectStore, objectBackend, startObjectStore } from "@kv/testing/nixl/object-store";
+import { folderOfTests } from "@kv/testing/temporary-folder";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { listsOf } from "../support/pair.js";
 import { pluginMissing } from "../support/plugins.js";
@@ -17,7 +17,7 @@ const missing = await pluginMissing("OBJ");
 // The store is in the same process: Node's OpenSSL serves what NIXL's SDK requests with the
 // system's.
 describe.skipIf(missing)(`objects of a store over HTTPS (${missing ?? "OBJ found"})`, () => {
-  let folder = "";
+  const folder = folderOfTests();
   let store: ObjectStore;
   const file = (name: string) => join(folder, name);
 
@@ -31,17 +31,13 @@ describe.skipIf(missing)(`objects of a store over HTTPS (${missing ?? "OBJ found
   }
 
   beforeAll(async () => {
-    folder = mkdtempSync(join(tmpdir(), "kv-nixl-https-"));
     for (const name of ["store", "other"]) makeCertificate(name);
     store = await startObjectStore({
       key: readFileSync(file("store.key"), "utf8"),
       cert: readFileSync(file("store.pem"), "utf8"),
     });
   });
-  afterAll(async () => {
-    await store?.close();
-    rmSync(folder, { recursive: true, force: true });
-  });
+  afterAll(() => store?.close());
 
   /** Writes and reads an object with a transport that trusts only this certificate. */
   async function roundTrip(certificate: string): Promise<void> {

@@ -1,24 +1,21 @@
 // A long suite: a process for each allocation that fails.
 import { execFile } from "node:child_process";
-import { mkdtemp, rm } from "node:fs/promises";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { folderOfTests } from "@kv/testing/temporary-folder";
+import { beforeAll, describe, expect, test } from "vitest";
 import { runChild } from "../support/run-child.js";
 
 const SOURCE = fileURLToPath(new URL("../children/failing_malloc.c", import.meta.url));
-let folder = "";
+const folder = folderOfTests();
 let library = "";
 beforeAll(async () => {
-  folder = await mkdtemp(join(tmpdir(), "kv-no-memory-"));
   library = join(folder, "failing_malloc.so");
   const args = ["-shared", "-fPIC", "-O1", SOURCE, "-o", library, "-ldl"];
   await promisify(execFile)(process.env["CC"] ?? "cc", args);
 });
-afterAll(() => rm(folder, { recursive: true, force: true }));
 
 describe.skipIf(fakeMissing)(`agents' threads without memory (${fakeMissing ?? "found"})`, () => {
   // Until no allocation is left to fail.

@@ -1,8 +1,8 @@
-import { mkdtempSync, readdirSync, readFileSync, realpathSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { readdirSync, readFileSync, realpathSync } from "node:fs";
 import { basename, join } from "node:path";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { folderOfTest } from "@kv/testing/temporary-folder";
+import { describe, expect, test } from "vitest";
 import { pluginMissing } from "../support/plugins.js";
 import { runChild } from "../support/run-child.js";
 
@@ -16,15 +16,10 @@ const SYSTEM = /^lib(ssl|crypto)\.so\.3$/;
 // Structures of one OpenSSL must not reach another one. Node's executable exports its own, and
 // comes first for the loader.
 describe.skipIf(nixlMissing)(`OpenSSL in the process (${nixlMissing ?? "found"})`, () => {
-  let folder = "";
-  beforeAll(() => {
-    folder = mkdtempSync(join(tmpdir(), "kv-nixl-bindings-"));
-  });
-  afterAll(() => rmSync(folder, { recursive: true, force: true }));
-
   test("NIXL's libraries take every symbol of OpenSSL from one place", {
     timeout: 120_000,
   }, async () => {
+    const folder = folderOfTest();
     const env = { LD_BIND_NOW: "1", LD_DEBUG: "bindings", LD_DEBUG_OUTPUT: join(folder, "of") };
     const end = await runChild("openssl-symbols.ts", objMissing === undefined ? ["OBJ"] : [], {
       env,

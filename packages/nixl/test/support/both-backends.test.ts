@@ -1,9 +1,7 @@
-import { mkdtemp, rm } from "node:fs/promises";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { bundled } from "@kv/testing/node-programs";
+import { folderOfTest } from "@kv/testing/temporary-folder";
 import { describe, expect, test } from "vitest";
 import { run } from "./run-child.js";
 
@@ -16,16 +14,14 @@ describe.skipIf(nixlMissing)(
       { CI: "", code: 0 },
       { CI: "true", code: 1 },
     ])("with CI=$CI the module exits with $code", async ({ CI, code }) => {
-      const plugins = await mkdtemp(join(tmpdir(), "kv-nixl-plugins-"));
-      try {
-        const only = { ...process.env, CI, NIXL_PLUGIN_DIR: plugins } as Record<string, string>;
-        const end = await run([await bundled(FILE)], { only });
-        expect(end.code, end.stderr).toBe(code);
-        if (code !== 0)
-          expect(end.stderr).toContain("LIBFABRIC does not load: NIXL has no LIBFABRIC plugin");
-      } finally {
-        await rm(plugins, { recursive: true, force: true });
-      }
+      const only = { ...process.env, CI, NIXL_PLUGIN_DIR: folderOfTest() } as Record<
+        string,
+        string
+      >;
+      const end = await run([await bundled(FILE)], { only });
+      expect(end.code, end.stderr).toBe(code);
+      if (code !== 0)
+        expect(end.stderr).toContain("LIBFABRIC does not load: NIXL has no LIBFABRIC plugin");
     });
   },
 );

@@ -65,10 +65,11 @@ export async function pairOf<A extends Agent, O extends AgentOptions = AgentOpti
   };
 }
 
-/** The texts of an agent's notifications until one of them is "marker". */
-export async function textsUntilMarker(agent: Agent): Promise<string[]> {
+/** The texts of what `to` hears from `from`, until a marker that is sent behind all else. */
+export async function textsUntilMarker(from: Agent, to: Agent): Promise<string[]> {
+  await from.notify(to.name, Buffer.from("marker"));
   const texts: string[] = [];
-  for await (const { payload } of agent.notifications()) {
+  for await (const { payload } of to.notifications()) {
     texts.push(Buffer.from(payload).toString());
     if (texts.at(-1) === "marker") break;
   }

@@ -1,11 +1,10 @@
 // A long suite: compiles the units of the addon for tests of their own.
 import { execFile } from "node:child_process";
-import { mkdtemp, rm } from "node:fs/promises";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
-import { expect, onTestFinished, test } from "vitest";
+import { folderOfTest } from "@kv/testing/temporary-folder";
+import { expect, test } from "vitest";
 
 const run = promisify(execFile);
 const native = fileURLToPath(new URL("../../../../native/", import.meta.url));
@@ -60,9 +59,7 @@ test.each(UNITS.map((unit) => [unit.name, unit] as const))(
   { timeout: 60_000 },
   async (_, unit) => {
     const { units, args = [] } = unit;
-    const folder = await mkdtemp(join(tmpdir(), "kv-native-unit-"));
-    onTestFinished(() => rm(folder, { recursive: true }));
-    const program = join(folder, "program");
+    const program = join(folderOfTest(), "program");
     const includes = ["test/stubs", "src"].map((path) => `-I${join(native, path)}`);
     const sources = units.map((file) => join(native, file));
     await run(process.env["CXX"] ?? "c++", [

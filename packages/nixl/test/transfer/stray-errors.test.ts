@@ -68,11 +68,7 @@ describe.skipIf(fakeMissing)(`errors of another peer (${fakeMissing ?? "fake fou
 
   const arrived = (memory: Memory, ids: Int32Array) =>
     ids.every((id) => ARRIVED.equals(memory.bytes.subarray(id * BLOCK, (id + 1) * BLOCK)));
-  /** The notifications that the peer received before a marker. */
-  const heard = async () => {
-    await world.reader.notify(world.owner.name, Buffer.from("marker"));
-    return await textsUntilMarker(world.owner);
-  };
+  const heard = () => textsUntilMarker(world.reader, world.owner);
   const fails = async ({ done, released }: ReturnType<typeof world.move>) => {
     const error = await refused(done, "KV_TRANSFER_FAILED");
     await released;

@@ -3,7 +3,7 @@ import { describe, expect, test } from "vitest";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import { refused } from "../refused.test-support.js";
 import { planRequest } from "../request/request-plan.js";
-import { sampleRank } from "../sample-pair.test-support.js";
+import { ownGroups, sampleRank, withRegions } from "../sample-pair.test-support.js";
 import { alignRegions, withStageGroups } from "./align-regions.js";
 import { buildEngineTransferPlan } from "./engine-plan.js";
 
@@ -141,13 +141,13 @@ describe("refuses", () => {
     b: { offsetBytes: 60, lengthBytes: 41 },
   };
 
-  test.each<[string, RankGeometry, RankGeometry, KvErrorCode, RegExp]>([
+  test.each<[string, RankGeometry, RankGeometry, KvErrorCode, string]>([
     [
       "local packed rows without remote ones",
       rankOf(["a"], { packedMembers }),
       rankOf(["a"]),
       "KV_PLAN_INCOMPATIBLE",
-      /pack them alike: local \["a","b"\], remote \[\]/,
+      'pack them alike: local ["a","b"], remote []',
     ],
     [
       "packed rows with other offsets",
@@ -156,55 +156,53 @@ describe("refuses", () => {
         packedMembers: { ...packedMembers, b: { offsetBytes: 61, lengthBytes: 41 } },
       }),
       "KV_PLAN_INCOMPATIBLE",
-      /pack them alike/,
+      "pack them alike",
     ],
     [
       "a page that extends past its row",
       rankOf(["a", "b"]),
       rankOf(["a"], { packedMembers }),
       "KV_PLAN_INVALID",
-      /"b": 41 bytes at 60 leave the row of 100 bytes/,
+      '"b": 41 bytes at 60 leave the row of 100 bytes',
     ],
     [
       "one cache in two regions",
       rankOf(["a", "b"]),
       rankOf(["a", { name: "row", members: ["a"] }], STAGE),
       "KV_PLAN_INVALID",
-      /cache "a" is in regions 0 and 1/,
+      'cache "a" is in regions 0 and 1',
     ],
     [
       "a stage without any of the layers",
       rankOf(["a", "b"]),
       rankOf(["c"], STAGE),
       "KV_PLAN_INCOMPATIBLE",
-      /lacks caches of the local one \(matched by name\): local \["a","b"\], remote \["c"\]/,
+      'lacks caches of the local one (matched by name): local ["a","b"], remote ["c"]',
     ],
     [
       "a remote without stages that lacks a layer of the local stage",
       rankOf(["a", "b"], STAGE),
       rankOf(["a", "c"]),
       "KV_PLAN_INCOMPATIBLE",
-      /lacks caches of the local one \(matched by name\): local \["b"\], remote \["a","c"\]/,
+      'lacks caches of the local one (matched by name): local ["b"], remote ["a","c"]',
     ],
     [
       "packed rows that lack a layer",
       rankOf(["a", "c"]),
       rankOf(["a"], { packedMembers }),
       "KV_PLAN_INCOMPATIBLE",
-      /lacks caches of the local one: local \["c"\], remote \["a"\]/,
+      'lacks caches of the local one: local ["c"], remote ["a"]',
     ],
   ])("%s", (_what, local, remote, code, message) => {
-    const attempt = () => alignRegions(local, remote);
-    refused(attempt, code, message);
+    refused(() => alignRegions(local, remote), code, message);
   });
 });
 
 describe("groups of a local pipeline stage", () => {
   /** The sample's regions that belong to the given groups; region n belongs to group n. */
   function rankOf(groups: readonly number[], place: Partial<RankGeometry> = {}): RankGeometry {
-    const rank = sampleRank(place);
-    const regions = rank.regions.map((region, groupId) => ({ ...region, groupId }));
-    return { ...rank, regions: regions.filter(({ groupId }) => groups.includes(groupId)) };
+    const rank = ownGroups(sampleRank(place));
+    return { ...rank, regions: rank.regions.filter(({ groupId }) => groups.includes(groupId)) };
   }
 
   const stage = (ppRank: number) => rankOf([ppRank], { ppRank, ppSize: 2 });
@@ -216,15 +214,10 @@ describe("groups of a local pipeline stage", () => {
     expect(said(rankOf([0, 1]), rankOf([0, 1]))).toEqual([undefined, undefined]);
     // All groups in all regions.
     expect(said(stage(0), rankOf([0]))).toEqual([undefined]);
-    const shared = (rank: RankGeometry) => ({
-      ...rank,
-      regions: rank.regions.map((region) => ({ ...region, groupId: -1 })),
-    });
-    expect(said(shared(stage(0)), rankOf([0, 1]))).toEqual([undefined]);
-    const [own] = stage(0).regions;
-    expect(
-      said({ ...stage(0), regions: own ? [{ ...own, groupIds: [0, 1] }] : [] }, rankOf([0, 1])),
-    ).toEqual([[0, 1]]);
+    const shared = withRegions(stage(0), () => ({ groupId: -1 }));
+    expect(said(shared, rankOf([0, 1]))).toEqual([undefined]);
+    const named = withRegions(stage(0), () => ({ groupIds: [0, 1] }));
+    expect(said(named, rankOf([0, 1]))).toEqual([[0, 1]]);
   });
 
   test("each stage moves the blocks of its groups, and only notifies when a request has none", () => {

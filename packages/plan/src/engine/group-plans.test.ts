@@ -62,24 +62,24 @@ test("a state's tokens per block may have another ratio than the kernel blocks",
   expect(plansOf(["mamba"], given)).toMatchObject([{ partTokens: 32 }]);
 });
 
-test.each<[string, readonly string[], Given, RegExp]>([
+test.each<[string, readonly string[], Given, string]>([
   [
     "scratch with larger local blocks",
     ["full", "circular"],
     { local: { kernelBlockSize: 32 }, parts: TWO_HERE },
-    /group 1 \(circular\) hold no tokens.*local 32, remote 16/,
+    "group 1 (circular) hold no tokens, so they cannot be cut: local 32, remote 16",
   ],
   [
     "scratch with larger remote blocks",
     ["circular"],
     { remote: { kernelBlockSize: 32 }, parts: TWO_THERE },
-    /group 0 \(circular\) hold no tokens.*local 16, remote 32/,
+    "group 0 (circular) hold no tokens, so they cannot be cut: local 16, remote 32",
   ],
   [
     "scratch with different numbers of kernel blocks per logical block",
     ["circular"],
     { local: { physicalBlocksPerLogical: 2 } },
-    /group 0 \(circular\) is one piece of scratch.*local 2, remote 1/,
+    "group 0 (circular) is one piece of scratch, and has different numbers of kernel blocks: local 2, remote 1",
   ],
   [
     "a group whose tokens per block have another ratio",
@@ -89,13 +89,13 @@ test.each<[string, readonly string[], Given, RegExp]>([
       remote: { groupBlockTokens: [16, 16] },
       parts: TWO_HERE,
     },
-    /group 1 \(swa\).*ratio.*64 tokens of 32, remote 16 tokens of 16/,
+    "group 1 (swa): kernel blocks do not hold tokens in the ratio of the engine's kernel blocks: local 64 tokens of 32, remote 16 tokens of 16",
   ],
   [
     "a group whose blocks do not divide into the parts",
     ["full", "swa"],
     { local: { kernelBlockSize: 32, groupBlockTokens: [32, 33] }, parts: TWO_HERE },
-    /group 1: kernel blocks of 33 tokens do not divide into the 2 parts/,
+    "group 1: kernel blocks of 33 tokens do not divide into the 2 parts",
   ],
 ])("refuses %s", (_what, groups, given, message) => {
   refused(() => plansOf(groups, given), "KV_PLAN_UNSUPPORTED", message);

@@ -50,54 +50,72 @@ test("returns the mapping unchanged for a remote engine without DCP", () => {
   expect(readOneReplica(...given)).toBe(given[0]);
 });
 
-test("one DCP group of all remote ranks: each local rank reads every slice once", () => {
-  expect(reads({ tpSize: 1 }, { tpSize: 2, dcpSize: 2 })).toEqual([[[0, 1], [], 1]]);
-  expect(reads({ tpSize: 2 }, { tpSize: 2, dcpSize: 2 })).toEqual([
-    [[0, 1], [], 2],
-    [[0, 1], [], 2],
-  ]);
-});
-
-test("several DCP groups: each local rank reads a different group and notifies the others", () => {
-  // Remote ranks 0 and 1 hold the same slices as ranks 2 and 3.
-  expect(reads({ tpSize: 2 }, { tpSize: 4, dcpSize: 2 })).toEqual([
-    [[0, 1], [2, 3], 2],
-    [[2, 3], [0, 1], 2],
-  ]);
-});
-
-test("readers reuse the copies in turn when there are more readers than copies", () => {
-  expect(reads({ tpSize: 8, dcpSize: 2 }, { tpSize: 4, dcpSize: 2 })).toEqual(
+test.each<[string, Engine, Engine, ReturnType<typeof reads>]>([
+  [
+    "one DCP group of all remote ranks: the local rank reads every slice once",
+    { tpSize: 1 },
+    { tpSize: 2, dcpSize: 2 },
+    [[[0, 1], [], 1]],
+  ],
+  [
+    "one DCP group of all remote ranks: each local rank reads every slice once",
+    { tpSize: 2 },
+    { tpSize: 2, dcpSize: 2 },
+    [
+      [[0, 1], [], 2],
+      [[0, 1], [], 2],
+    ],
+  ],
+  [
+    // Remote ranks 0 and 1 hold the same slices as ranks 2 and 3.
+    "several DCP groups: each local rank reads a different group and notifies the others",
+    { tpSize: 2 },
+    { tpSize: 4, dcpSize: 2 },
+    [
+      [[0, 1], [2, 3], 2],
+      [[2, 3], [0, 1], 2],
+    ],
+  ],
+  [
+    "readers reuse the copies in turn when there are more readers than copies",
+    { tpSize: 8, dcpSize: 2 },
+    { tpSize: 4, dcpSize: 2 },
     [0, 1, 2, 3, 4, 5, 6, 7].map((rank) => {
       const slice = rank % 2;
       const first = Math.floor(rank / 2) % 2 === 0;
       return first ? [[slice], [slice + 2], 4] : [[slice + 2], [slice], 4];
     }),
-  );
-});
-
-test("a rank whose slice spans several remote slices reads them from one DCP group", () => {
-  // Local slice 0 is remote slices 0 and 2, local slice 1 is 1 and 3; each has two copies.
-  expect(reads({ tpSize: 4, dcpSize: 2 }, { tpSize: 8, dcpSize: 4 })).toEqual([
-    [[0, 2], [4, 6], 2],
-    [[1, 3], [5, 7], 2],
-    [[4, 6], [0, 2], 2],
-    [[5, 7], [1, 3], 2],
-  ]);
-});
-
-test("finer local slices: each rank reads the remote slice that contains its own", () => {
-  // Each remote slice contains two of the four local slices.
-  expect(reads({ tpSize: 4, dcpSize: 4 }, { tpSize: 2, dcpSize: 2 })).toEqual([
-    [[0], [], 2],
-    [[1], [], 2],
-    [[0], [], 2],
-    [[1], [], 2],
-  ]);
+  ],
+  [
+    // Local slice 0 is remote slices 0 and 2, local slice 1 is 1 and 3; each has two copies.
+    "a rank whose slice spans several remote slices reads them from one DCP group",
+    { tpSize: 4, dcpSize: 2 },
+    { tpSize: 8, dcpSize: 4 },
+    [
+      [[0, 2], [4, 6], 2],
+      [[1, 3], [5, 7], 2],
+      [[4, 6], [0, 2], 2],
+      [[5, 7], [1, 3], 2],
+    ],
+  ],
+  [
+    // Each remote slice contains two of the four local slices.
+    "finer local slices: each rank reads the remote slice that contains its own",
+    { tpSize: 4, dcpSize: 4 },
+    { tpSize: 2, dcpSize: 2 },
+    [
+      [[0], [], 2],
+      [[1], [], 2],
+      [[0], [], 2],
+      [[1], [], 2],
+    ],
+  ],
+])("%s", (_what, local, remote, expected) => {
+  expect(reads(local, remote)).toEqual(expected);
 });
 
 test("refuses finer local slices of a remote engine with copies, because no reader would notify some copies", () => {
   const attempt = () =>
     readOneReplica(...sides(0, { tpSize: 4, dcpSize: 4 }, { tpSize: 4, dcpSize: 2 }));
-  refused(attempt, "KV_PLAN_UNSUPPORTED", /local DCP 4 of TP 4, remote DCP 2 of TP 4/);
+  refused(attempt, "KV_PLAN_UNSUPPORTED", "local DCP 4 of TP 4, remote DCP 2 of TP 4");
 });

@@ -3,7 +3,7 @@ import { buildEngineTransferPlan, type EngineTransferPlan } from "../engine/engi
 import type { TransferList } from "../engine/source-plans.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
 import { planRequest, type RequestPlan } from "../request/request-plan.js";
-import { samplePair, samplePlan, sampleRank } from "../sample-pair.test-support.js";
+import { samplePair, samplePlan, sampleRank, withRegions } from "../sample-pair.test-support.js";
 import { mergedDescriptorCount } from "./descriptors.js";
 import { provePlan } from "./prove-plan.js";
 
@@ -12,28 +12,18 @@ import { provePlan } from "./prove-plan.js";
  * reaches.
  */
 function rankOf(base: number): RankGeometry {
-  const rank = sampleRank({ layout: "BLHNC" });
   const [pageBytes, rowBytes] = [1024, 2048];
-  return {
-    ...rank,
-    stateSpace: { convProjectionBytes: [256, 128, 128], convBytes: 512, recurrentBytes: 256 },
-    regions: rank.regions.map((region, layer) => ({
-      ...region,
-      baseAddress: base + layer * pageBytes,
-      blockStrideBytes: rowBytes,
-      groupId: -1,
-    })),
-  };
+  const stateSpace = { convProjectionBytes: [256, 128, 128], convBytes: 512, recurrentBytes: 256 };
+  return withRegions(sampleRank({ layout: "BLHNC", stateSpace }), (_, layer) => ({
+    baseAddress: base + layer * pageBytes,
+    blockStrideBytes: rowBytes,
+    groupId: -1,
+  }));
 }
 
 test("in a packed row, a state after a page's attention belongs to the page's layer", () => {
   const [local, remote] = [rankOf(2 ** 30), rankOf(2 ** 31)];
-  const plan = buildEngineTransferPlan({
-    local,
-    remotes: [remote],
-    numKvHeads: 4,
-    groups: ["full", "mamba"],
-  });
+  const plan = samplePlan(local, remote, { groups: ["full", "mamba"] });
   expect(provePlan(plan, { remotes: [remote], numKvHeads: 4 })).toMatchObject({ proven: true });
 });
 
@@ -60,22 +50,17 @@ test("parts of blocks and padded blocks do not merge, even with consecutive ids"
   const share = samplePair(sampleRank({ tpSize: 2 }), sampleRank());
   expect(counts(share)).toEqual([8, 4, 8]);
   const rank = sampleRank();
-  const regions = rank.regions.map((region) => ({
-    ...region,
-    blockStrideBytes: region.blockLengthBytes + 64,
+  const padded = withRegions(rank, ({ blockLengthBytes }) => ({
+    blockStrideBytes: blockLengthBytes + 64,
   }));
-  expect(counts(samplePair(rank, { ...rank, regions }))).toEqual([8, 4, 8]);
+  expect(counts(samplePair(rank, padded))).toEqual([8, 4, 8]);
 });
 
 test("a run merges across regions that are adjacent on both sides", () => {
-  const rank = sampleRank();
-  const [first] = rank.regions;
-  const bytes = 10 * (first?.blockLengthBytes ?? 0);
-  const regions = rank.regions.map((region, index) => ({
-    ...region,
-    baseAddress: 4096 + index * bytes,
+  const rank = withRegions(sampleRank(), ({ blockLengthBytes }, index) => ({
+    baseAddress: 4096 + index * 10 * blockLengthBytes,
   }));
-  const plan = samplePlan({ ...rank, regions }, { ...rank, regions });
+  const plan = samplePlan(rank, rank);
   const request = planRequest(plan, { localBlockIds: [[0, 9]], remoteBlockIds: [[0, 9]] });
   expect([request.runCount, merged(plan, request)]).toEqual([4, 3]);
 });
@@ -91,47 +76,22 @@ const list = (local: readonly (readonly number[])[], remote: readonly (readonly 
   return { localTable: table(local), remoteTable: table(remote) } as unknown as TransferList;
 };
 
+const WHOLE = [[0, 16, 8]];
+const ADJACENT = [
+  [1000, 16, 4],
+  [1064, 16, 4],
+];
+const SEPARATE = [
+  [1000, 16, 4],
+  [5000, 16, 4],
+];
+const ALL = [0, 0, 8];
+
 test.each([
-  [
-    "adjacent local rows",
-    [
-      [1000, 16, 4],
-      [1064, 16, 4],
-    ],
-    [[0, 16, 8]],
-    [0, 0, 8],
-    1,
-  ],
-  [
-    "adjacent remote rows",
-    [[0, 16, 8]],
-    [
-      [1000, 16, 4],
-      [1064, 16, 4],
-    ],
-    [0, 0, 8],
-    1,
-  ],
-  [
-    "separate local rows",
-    [
-      [1000, 16, 4],
-      [5000, 16, 4],
-    ],
-    [[0, 16, 8]],
-    [0, 0, 8],
-    2,
-  ],
-  [
-    "separate remote rows",
-    [[0, 16, 8]],
-    [
-      [1000, 16, 4],
-      [5000, 16, 4],
-    ],
-    [0, 0, 8],
-    2,
-  ],
+  ["adjacent local rows", ADJACENT, WHOLE, ALL, 1],
+  ["adjacent remote rows", WHOLE, ADJACENT, ALL, 1],
+  ["separate local rows", SEPARATE, WHOLE, ALL, 2],
+  ["separate remote rows", WHOLE, SEPARATE, ALL, 2],
   [
     "separate rows that end at different descriptors on each side",
     [
@@ -142,35 +102,26 @@ test.each([
       [0, 16, 5],
       [9000, 16, 3],
     ],
-    [0, 0, 8],
+    ALL,
     3,
   ],
-  [
-    "separate rows, starting inside the first",
-    [
-      [1000, 16, 4],
-      [5000, 16, 4],
-    ],
-    [[0, 16, 8]],
-    [2, 1, 4],
-    2,
-  ],
-  ["local gaps", [[0, 32, 8]], [[0, 16, 8]], [0, 0, 8], 8],
-  ["remote gaps", [[0, 16, 8]], [[0, 32, 8]], [0, 0, 8], 8],
+  ["separate rows, starting inside the first", SEPARATE, WHOLE, [2, 1, 4], 2],
+  ["local gaps", [[0, 32, 8]], WHOLE, ALL, 8],
+  ["remote gaps", WHOLE, [[0, 32, 8]], ALL, 8],
   [
     "gaps and separate rows",
     [
       [0, 32, 3],
       [5000, 16, 5],
     ],
-    [[0, 16, 8]],
-    [0, 0, 8],
+    WHOLE,
+    ALL,
     4,
   ],
-  ["adjacent runs", [[0, 16, 8]], [[0, 16, 8]], [0, 0, 2, 2, 2, 3], 1],
-  ["locally adjacent runs", [[0, 16, 8]], [[0, 16, 8]], [0, 0, 2, 2, 4, 2], 2],
-  ["remotely adjacent runs", [[0, 16, 8]], [[0, 16, 8]], [0, 0, 2, 4, 2, 2], 2],
-  ["no run", [[0, 16, 8]], [[0, 16, 8]], [], 0],
+  ["adjacent runs", WHOLE, WHOLE, [0, 0, 2, 2, 2, 3], 1],
+  ["locally adjacent runs", WHOLE, WHOLE, [0, 0, 2, 2, 4, 2], 2],
+  ["remotely adjacent runs", WHOLE, WHOLE, [0, 0, 2, 4, 2, 2], 2],
+  ["no run", WHOLE, WHOLE, [], 0],
 ])("merges a request's descriptors: %s", (_, local, remote, runs, pieces) => {
   expect(mergedDescriptorCount({ runs: Int32Array.from(runs) }, list(local, remote))).toBe(pieces);
 });

@@ -61,8 +61,8 @@ test("proves staged copies from device to device in both orders", () => {
   for (const order of ["head-major", "token-major"] as const) {
     const found = verdict(stageOf(local, order));
     expect(found).toMatchObject({ proven: true });
-    expect(found.proven && found.statements.join()).toMatch(
-      /staging: each byte of a block on the wire/,
+    expect(found.proven && found.statements.join()).toContain(
+      "staging: each byte of a block on the wire",
     );
     expect(found.proven && found.assumed).toContain(
       "both copies pair a device block with the same pool block",
@@ -77,7 +77,7 @@ const withCopy = (change: (copy: StagedCopy) => Partial<StagedCopy>): StagingLay
 });
 const cells = HEADS * 32;
 
-test.each<[string, StagingLayout, RegExp]>([
+test.each<[string, StagingLayout, string | RegExp]>([
   [
     "a piece is left out",
     withCopy(() => ({ count: cells - 1 })),
@@ -110,23 +110,23 @@ test.each<[string, StagingLayout, RegExp]>([
       ...sound,
       planes: sound.planes.map((plane) => ({ ...plane, order: "token-major" as const })),
     },
-    /is head 1, token 0, byte 0 of the cell; the other side has head 0, token 1/,
+    "is head 1, token 0, byte 0 of the cell; the other side has head 0, token 1",
   ],
   [
     "a piece lands one byte late",
     withCopy((copy) => ({ wireOffsetBytes: copy.wireOffsetBytes + 1 })),
-    /byte 0 of the cell; the other side has head 0, token 0, byte 1/,
+    "byte 0 of the cell; the other side has head 0, token 0, byte 1",
   ],
   [
     "a piece begins one byte late",
     withCopy((copy) => ({ deviceOffsetBytes: copy.deviceOffsetBytes + 1 })),
-    /device block/,
+    "device block",
   ],
-  ["pieces have length 0", withCopy(() => ({ lengthBytes: 0 })), /0 bytes from/],
+  ["pieces have length 0", withCopy(() => ({ lengthBytes: 0 })), "0 bytes from"],
   [
     "a layer has no plane",
     { ...sound, planes: sound.planes.filter(({ region }) => region !== "layer.1") },
-    /no plane of the device stands behind region "layer.1"/,
+    'no plane of the device stands behind region "layer.1"',
   ],
   [
     "a plane has another cell size",
@@ -134,7 +134,7 @@ test.each<[string, StagingLayout, RegExp]>([
       ...sound,
       planes: sound.planes.map((plane) => ({ ...plane, cellBytes: 2 })),
     },
-    /a block of 512 bytes is not 128 cells of 2/,
+    "a block of 512 bytes is not 128 cells of 2",
   ],
 ])("reports the fault: %s", (_name, stage, message) => {
   const found = verdict(stage);

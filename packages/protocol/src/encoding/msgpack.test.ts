@@ -151,7 +151,7 @@ test("A5: a message is decoded in steps of less than a thousand values", () => {
     expect(() => [...decodeMsgpackInSteps(whole.subarray(0, end), "a value", limits)]).toThrow(
       "truncated",
     );
-  for (const [wrong, code] of [
+  for (const [wrong, said] of [
     [Uint8Array.from([...encodeMsgpack(1), 0]), "KV_WIRE_MALFORMED"],
     [Uint8Array.from([0xa1, 0xff]), "KV_WIRE_MALFORMED"],
     [Uint8Array.from([0x81, 0x01, 0x01]), "KV_WIRE_MALFORMED"],
@@ -159,9 +159,7 @@ test("A5: a message is decoded in steps of less than a thousand values", () => {
     [encodeMsgpack("x".repeat(1001)), "KV_WIRE_LIMIT_EXCEEDED"],
     [encodeMsgpack(Array(10_001).fill(0)), "KV_WIRE_LIMIT_EXCEEDED"],
   ] as const)
-    expect(() => [...decodeMsgpackInSteps(wrong, "a value", limits)]).toThrow(
-      expect.objectContaining({ code }),
-    );
+    expect(() => [...decodeMsgpackInSteps(wrong, "a value", limits)]).toThrow(code(said));
 });
 
 test("integers beyond 2^53 are bigints where they are asked for", () => {

@@ -1,17 +1,13 @@
-import { mkdtemp, realpath, rm, symlink } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { realpath, symlink } from "node:fs/promises";
 import { join } from "node:path";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { folderOfTests } from "@kv/testing/temporary-folder";
+import { describe, expect, test } from "vitest";
 import { findLibrary } from "../../library/find-library.js";
 import { realHost } from "../host.js";
 import { backendCheck, libraryCheck, repairChecks } from "./library.js";
 
-let folder = "";
-beforeAll(async () => {
-  folder = await mkdtemp(join(tmpdir(), "kv-nixl-library-"));
-});
-afterAll(() => rm(folder, { recursive: true, force: true }));
+const folder = folderOfTests();
 
 const look = (path: string) =>
   libraryCheck(realHost(), { PATH: process.env.PATH, KV_NIXL_LIBRARY: path }, undefined);
