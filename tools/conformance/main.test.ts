@@ -1,19 +1,17 @@
 import { spawnSync } from "node:child_process";
-import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { cpSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { bundled } from "@kv/testing/node-programs";
-import { afterAll, beforeAll, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeAll, expect, test } from "vitest";
 
 const root = fileURLToPath(new URL("../..", import.meta.url));
-let folder = "";
+const folder = scratchFolder();
 let program = "";
 beforeAll(async () => {
-  folder = mkdtempSync(join(tmpdir(), "kv-conformance-"));
   program = await bundled(fileURLToPath(new URL("main.ts", import.meta.url)));
 });
-afterAll(() => rmSync(folder, { recursive: true }));
 
 const run = (args: readonly string[]) => start([program, ...args], folder);
 

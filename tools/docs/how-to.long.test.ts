@@ -1,9 +1,10 @@
 // A long suite: runs each example of the how-to pages; the READMEs' examples run in npm test.
-import { mkdtempSync, readdirSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
+
+import { readdirSync } from "node:fs";
 import { join } from "node:path";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import ts from "typescript";
-import { describe, expect, test } from "vitest";
+import { describe, expect, onTestFinished, test } from "vitest";
 import { startCluster } from "../../apps/demo/src/cluster/cluster.js";
 import { createCommand, type DemoFlags } from "../../apps/demo/src/command-line.js";
 import { jsonLog } from "../../apps/demo/src/processes/json-log.js";
@@ -80,10 +81,10 @@ test.each(followed)(
     timeout: 120_000,
   },
   async ({ demo, source }) => {
-    const folder = mkdtempSync(join(tmpdir(), "kv-how-to-"));
+    const folder = scratchFolder(onTestFinished);
     const { prompts, expected } = await prepareRun({ requests: 4, maxTokens: 8 }, () => {});
     const flags = await flagsOf(["--prefills", "2", "--decodes", "2", ...demo(source, folder)]);
-    const cluster = await startCluster(
+    await using cluster = await startCluster(
       {
         ...flags,
         transport: flags.transportModule === undefined ? "memory" : "module",
@@ -91,22 +92,17 @@ test.each(followed)(
       },
       { log: jsonLog("error"), logLevel: "error" },
     );
-    try {
-      const { url } = cluster.proxy;
-      const outcomes = await Promise.all(
-        prompts.map((promptTokens, i) =>
-          complete({ url, requestId: `r${i}`, promptTokens, maxTokens: 8 }),
-        ),
-      );
-      expect(outcomes.map(({ tokens }) => tokens)).toEqual(expected);
-      const records = await Promise.all(cluster.decodes.map((decode) => fetchRecords(decode.url)));
-      expect(records.flat().filter(({ direction }) => direction === "received")).toHaveLength(
-        prompts.length,
-      );
-      expect(readdirSync(folder)).toEqual([]);
-    } finally {
-      await cluster.close();
-      rmSync(folder, { recursive: true });
-    }
+    const { url } = cluster.proxy;
+    const outcomes = await Promise.all(
+      prompts.map((promptTokens, i) =>
+        complete({ url, requestId: `r${i}`, promptTokens, maxTokens: 8 }),
+      ),
+    );
+    expect(outcomes.map(({ tokens }) => tokens)).toEqual(expected);
+    const records = await Promise.all(cluster.decodes.map((decode) => fetchRecords(decode.url)));
+    expect(records.flat().filter(({ direction }) => direction === "received")).toHaveLength(
+      prompts.length,
+    );
+    expect(readdirSync(folder)).toEqual([]);
   },
 );

@@ -1,14 +1,13 @@
 import { once } from "node:events";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { writeFileSync } from "node:fs";
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { afterAll, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { expect, test } from "vitest";
 import { auditProblems, scriptProblems } from "./audit.js";
 
-const folder = mkdtempSync(join(tmpdir(), "kv-audit-"));
-afterAll(() => rmSync(folder, { recursive: true, force: true }));
+const folder = scratchFolder();
 
 const project = { name: "empty", version: "0.0.0" };
 const packages = {

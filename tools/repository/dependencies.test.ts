@@ -1,11 +1,11 @@
 import { execFile } from "node:child_process";
-import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { mkdirSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join, relative, sep } from "node:path";
 import { promisify } from "node:util";
 import { isLongRun } from "@kv/testing/long-run";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import ts from "typescript";
-import { afterEach, beforeEach, describe, expect, test } from "vitest";
+import { beforeEach, describe, expect, onTestFinished, test } from "vitest";
 import mayImport from "./may-import.json" with { type: "json" };
 import { root, sourceFiles } from "./source-files.js";
 
@@ -72,7 +72,7 @@ test("every package has a row in may-import.json", () => {
 describe.runIf(isLongRun)("in a small source tree", () => {
   let folder = "";
   beforeEach(() => {
-    folder = mkdtempSync(join(tmpdir(), "kv-arrows-"));
+    folder = scratchFolder(onTestFinished);
     const paths = {
       "@kv/testing/*": ["./tools/testing/src/*.ts"],
       "@kv/*": ["./packages/*/src/index.ts"],
@@ -82,7 +82,6 @@ describe.runIf(isLongRun)("in a small source tree", () => {
       write(`packages/${name}/src/index.ts`, "export const x = 1;");
     write("tools/testing/src/engine.ts", "export const x = 1;");
   });
-  afterEach(() => rmSync(folder, { recursive: true }));
 
   function write(path: string, text: string): void {
     mkdirSync(dirname(join(folder, path)), { recursive: true });

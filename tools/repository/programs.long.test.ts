@@ -1,15 +1,16 @@
 // A long suite: starts every program with each kind of wrong call.
+
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { readFileSync, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { runCommand } from "@kv/program";
 import { isLongRun, someOf } from "@kv/testing/long-run";
 import { builtProgram } from "@kv/testing/node-programs";
-import { afterAll, beforeAll, describe, expect, it } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { afterAll, beforeAll, describe, expect, it, onTestFinished } from "vitest";
 
 const root = join(import.meta.dirname, "../..");
 
@@ -166,24 +167,14 @@ describe.each(PROGRAMS)("$name", (program) => {
   });
 
   it.runIf(isLongRun || name === "kv-peer")("bash completes its options", async () => {
-    const folder = mkdtempSync(join(tmpdir(), "kv-completion-"));
-    try {
-      // The program under its name on PATH.
-      const call = [process.execPath, builtProgram(name)];
-      writeFileSync(join(folder, name), `#!/bin/sh\nexec ${call.join(" ")} "$@"\n`, {
-        mode: 0o755,
-      });
-      const env = { PATH: `${folder}:${process.env["PATH"]}` };
-      const [typed, found] = completed;
-      const { stdout } = await output(
-        "bash",
-        ["-c", COMPLETE, "bash", name, ...typed.split(" ")],
-        env,
-      );
-      expect(stdout.trim().split("\n")).toContain(found);
-    } finally {
-      rmSync(folder, { recursive: true });
-    }
+    const folder = scratchFolder(onTestFinished);
+    // The program under its name on PATH.
+    const call = `${process.execPath} ${builtProgram(name)}`;
+    writeFileSync(join(folder, name), `#!/bin/sh\nexec ${call} "$@"\n`, { mode: 0o755 });
+    const [typed, found] = completed;
+    const args = ["-c", COMPLETE, "bash", name, ...typed.split(" ")];
+    const { stdout } = await output("bash", args, { PATH: `${folder}:${process.env["PATH"]}` });
+    expect(stdout.trim().split("\n")).toContain(found);
   });
 
   if (wrong === undefined) return;

@@ -1,13 +1,14 @@
 // A long suite: starts every program with hostile names and values.
+
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { type AddressInfo, createServer as createTcpServer } from "node:net";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { runCommand } from "@kv/program";
 import { builtProgram } from "@kv/testing/node-programs";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { root, sourceFiles } from "./source-files.js";
 
@@ -20,8 +21,7 @@ const OBEYED = /[^\n\t\P{Cc}]|\p{Bidi_Control}/u;
 const HOSTILE = "\u001b]0;owned\u0007\u009b2J\u007f\u202e";
 const SHOWN = "\\u001b]0;owned\\u0007\\u009b2J\\u007f\\u202e";
 
-const folder = mkdtempSync(join(tmpdir(), "kv-terminal-"));
-afterAll(() => rmSync(folder, { recursive: true }));
+const folder = scratchFolder();
 
 function file(name: string, content: unknown): string {
   const path = join(folder, name);

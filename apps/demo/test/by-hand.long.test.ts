@@ -1,14 +1,15 @@
 // A long suite: starts each role by hand.
+
 import { type ChildProcess, spawn } from "node:child_process";
-import { cpSync, mkdirSync, mkdtempSync, rmSync } from "node:fs";
+import { cpSync, mkdirSync } from "node:fs";
 import { createServer } from "node:net";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { freePort, listening } from "@kv/testing/http/listening";
 import { isLongRun, someOf } from "@kv/testing/long-run";
 import { builtProgram } from "@kv/testing/node-programs";
-import { afterEach, describe, expect, it } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { afterEach, describe, expect, it, onTestFinished } from "vitest";
 import { complete } from "../src/run/completion-client.js";
 import { libfabricAbsence } from "./support/libfabric-absence.js";
 import { expectIdle, preparedRun } from "./support/matrix.js";
@@ -204,7 +205,7 @@ it.skipIf(noLibfabric !== undefined)(
 describe("npm run demo", () => {
   /** The script in a folder without dependencies: a set-up would fail there. */
   function bareCheckout(): string {
-    const folder = mkdtempSync(join(tmpdir(), "kv-demo-bare-"));
+    const folder = scratchFolder(onTestFinished);
     mkdirSync(join(folder, "apps/demo/src"), { recursive: true });
     cpSync(join(root, "tools/setup"), join(folder, "tools/setup"), { recursive: true });
     cpSync(join(root, "package.json"), join(folder, "package.json"));
@@ -224,14 +225,10 @@ describe("npm run demo", () => {
     [["--transport=tcp"], 2, /Allowed choices are nixl, memory/],
     [["proxy", "--prefill"], 2, /'--prefill <url...>' argument missing/],
   ])("answers %j before the set-up", async (args, code, message) => {
-    const folder = bareCheckout();
-    try {
-      const outcome = await ended(startNode([join(folder, "tools/setup/demo.mjs"), ...args], {}));
-      expect(code === 0 ? outcome.stdout : outcome.stderr).toMatch(message);
-      expect(outcome.code).toBe(code);
-    } finally {
-      rmSync(folder, { recursive: true });
-    }
+    const script = join(bareCheckout(), "tools/setup/demo.mjs");
+    const outcome = await ended(startNode([script, ...args], {}));
+    expect(code === 0 ? outcome.stdout : outcome.stderr).toMatch(message);
+    expect(outcome.code).toBe(code);
   });
 
   it.each([

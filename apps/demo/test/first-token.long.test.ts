@@ -1,11 +1,11 @@
 // A long suite: measures whose time the first token took.
 
-import { mkdtempSync, readFileSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { silentLog } from "@kv/interface";
 import { readSpans, type TraceSpan } from "@kv/testing/recorded-spans";
-import { afterAll, afterEach, beforeAll, describe, expect, it } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { afterAll, beforeAll, describe, expect, it, onTestFinished } from "vitest";
 import { startCluster } from "../src/cluster/cluster.js";
 import type { ClusterOptions } from "../src/cluster/cluster-plan.js";
 import { complete } from "../src/run/completion-client.js";
@@ -15,16 +15,10 @@ import { type MemoryPair, memoryPair, post, prefillLeg } from "./support/memory-
 // `seed_first_token` (vllm#51919): P passes the token that it has sampled on, and D emits it.
 
 const SEEDED: Partial<ClusterOptions> = { extraConfig: { seed_first_token: true } };
-const closing: (() => Promise<void>)[] = [];
-afterEach(async () => {
-  for (const close of closing.splice(0).reverse()) await close();
-});
 
 /** The prompts' tokens through a cluster's proxy, with streams, and the spans of its servers. */
 async function throughProxy(options: Partial<ClusterOptions>) {
-  const folder = mkdtempSync(join(tmpdir(), "kv-first-token-"));
-  closing.push(async () => rmSync(folder, { recursive: true, force: true }));
-  const trace = join(folder, "spans.jsonl");
+  const trace = join(scratchFolder(onTestFinished), "spans.jsonl");
   const { prompts, expected } = await preparedRun();
   const streams: (readonly number[])[] = [];
   const cluster = await startCluster(
@@ -75,7 +69,7 @@ describe.each(["NixlConnector", "NixlPushConnector"])("%s", (connector) => {
 it("is off by default: P's answer has no such key, and D does not read one", async () => {
   const { prompt, answer } = await preparedRun();
   const both = await memoryPair();
-  closing.push(() => both.close());
+  onTestFinished(() => both.close());
   const params = await prefillLeg(both, prompt);
   expect(params).not.toHaveProperty("first_token_ids");
   expect(params["kv_peer"]).not.toHaveProperty("sampling");

@@ -1,17 +1,16 @@
-import { mkdtempSync, readFileSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { mkdtempSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { silentLog } from "@kv/interface";
 import { readSpans, recordedSpans, type TraceSpan } from "@kv/testing/recorded-spans";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { memoryNetwork } from "@kv/transport-memory";
-import { afterAll, expect, it, onTestFinished } from "vitest";
+import { expect, it, onTestFinished } from "vitest";
 import { startCluster } from "../src/cluster/cluster.js";
 import { type ClusterOptions, planInstances } from "../src/cluster/cluster-plan.js";
 import { PAIR } from "./support/matrix.js";
 import { post, startInMemory } from "./support/memory-pair.js";
 
-const folder = mkdtempSync(join(tmpdir(), "kv-trace-"));
-afterAll(() => rmSync(folder, { recursive: true, force: true }));
+const folder = scratchFolder();
 
 const traceId = "0af7651916cd43dd8448eb211c80319c";
 const traceparent = `00-${traceId}-b7ad6b7169203331-01`;
