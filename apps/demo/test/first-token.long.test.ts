@@ -2,14 +2,12 @@
 
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { silentLog } from "@kv/interface";
 import { readSpans, type TraceSpan } from "@kv/testing/recorded-spans";
 import { scratchFolder } from "@kv/testing/scratch-folder";
 import { afterAll, beforeAll, describe, expect, it, onTestFinished } from "vitest";
-import { startCluster } from "../src/cluster/cluster.js";
 import type { ClusterOptions } from "../src/cluster/cluster-plan.js";
 import { complete } from "../src/run/completion-client.js";
-import { expectIdle, PAIR, preparedRun } from "./support/matrix.js";
+import { expectAllIdle, expectIdle, preparedRun, startPair } from "./support/matrix.js";
 import { type MemoryPair, memoryPair, post, prefillLeg } from "./support/memory-pair.js";
 
 // `seed_first_token` (vllm#51919): P passes the token that it has sampled on, and D emits it.
@@ -21,20 +19,15 @@ async function throughProxy(options: Partial<ClusterOptions>) {
   const trace = join(scratchFolder(onTestFinished), "spans.jsonl");
   const { prompts, expected } = await preparedRun();
   const streams: (readonly number[])[] = [];
-  const cluster = await startCluster(
-    { ...PAIR, ...options },
-    { log: silentLog, logLevel: "error", trace },
-  );
-  try {
+  {
+    await using cluster = await startPair(options, { trace });
     const { url } = cluster.proxy;
     for (const [i, promptTokens] of prompts.entries()) {
       const maxTokens = expected[i]?.length ?? 0;
       const outcome = await complete({ url, requestId: `stream-${i}`, promptTokens, maxTokens });
       streams.push(outcome.tokens);
     }
-    await expectIdle(...cluster.prefills, ...cluster.decodes);
-  } finally {
-    await cluster.close();
+    await expectAllIdle(cluster);
   }
   const spans = readFileSync(trace, "utf8").trim().split("\n").flatMap(readSpans);
   return { streams, expected, spans };
