@@ -3,9 +3,9 @@
 
 import { type ChildProcess, execFile, spawn } from "node:child_process";
 import { cp, mkdir, mkdtemp, readdir, readFile, rename, writeFile } from "node:fs/promises";
-import { createServer } from "node:net";
 import { dirname, join } from "node:path";
 import { promisify } from "node:util";
+import { freePort } from "@kv/testing/http/listening";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { scratchFolder } from "@kv/testing/scratch-folder";
 import { beforeAll, describe, expect, test } from "vitest";
@@ -73,14 +73,6 @@ const forThisNode = (line: string) =>
   process.allowedNodeEnvironmentFlags.has("--permission")
     ? line
     : line.replace("--permission", "--experimental-permission");
-
-async function freePort(): Promise<number> {
-  const server = createServer();
-  await new Promise<void>((done) => server.listen(0, "127.0.0.1", done));
-  const { port } = server.address() as { port: number };
-  await new Promise((done) => server.close(done));
-  return port;
-}
 
 /** What a server answers on /move, once it listens. */
 async function answerOf(server: ChildProcess, port: number): Promise<string> {

@@ -3,10 +3,9 @@
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { readFileSync, writeFileSync } from "node:fs";
-import { createServer } from "node:http";
-import type { AddressInfo } from "node:net";
 import { join } from "node:path";
 import { runCommand } from "@kv/program";
+import { type FakeUpstream, startUpstream } from "@kv/testing/http/fake-upstream";
 import { isLongRun, someOf } from "@kv/testing/long-run";
 import { builtProgram } from "@kv/testing/node-programs";
 import { scratchFolder } from "@kv/testing/scratch-folder";
@@ -206,21 +205,14 @@ it("a reader that goes away ends kv-plan quietly", async () => {
 });
 
 describe("Ctrl-C ends a program that waits for a server without an answer", () => {
-  const server = createServer((request, response) => {
-    // Health is told, and nothing else is ever answered.
-    if (request.url === "/health") response.end("{}");
-    else server.emit("asked", request.url);
-  });
-  let url = "";
+  let server: FakeUpstream;
   beforeAll(async () => {
-    server.listen(0, "127.0.0.1");
-    await once(server, "listening");
-    url = `127.0.0.1:${(server.address() as AddressInfo).port}`;
+    // Health is told, and nothing else is ever answered.
+    server = await startUpstream(({ path, response }) => {
+      if (path === "/health") response.end("{}");
+    });
   });
-  afterAll(() => {
-    server.closeAllConnections();
-    server.close();
-  });
+  afterAll(() => server.close());
 
   it.each([
     [
@@ -231,13 +223,14 @@ describe("Ctrl-C ends a program that waits for a server without an answer", () =
     ["kv-peer decode", "decode --prefill http://URL --duration 10m"],
   ])("%s", async (name, args) => {
     const [program = ""] = name.split(/[ ,]/);
-    const words = args.replaceAll("URL", url).split(" ");
+    const words = args.replaceAll("URL", new URL(server.url).host).split(" ");
+    const isAsked = () => server.seen.slice(before).some(({ path }) => path !== "/health");
+    const before = server.seen.length;
     const child = spawn(process.execPath, [builtProgram(program), ...words], {
       cwd: root,
       stdio: ["ignore", "pipe", "inherit"],
     });
     const exited = once(child, "exit");
-    const asked = once(server, "asked");
     if (name.startsWith("kv-proxy")) {
       const [line] = (await once(child.stdout, "data")) as [Buffer];
       const [proxy = ""] = /http:\S+/.exec(String(line)) ?? [];
@@ -245,7 +238,7 @@ describe("Ctrl-C ends a program that waits for a server without an answer", () =
       const headers = { "content-type": "application/json" };
       fetch(`${proxy}/v1/completions`, { method: "POST", headers, body }).catch(() => {});
     }
-    await asked;
+    await expect.poll(isAsked).toBe(true);
     child.kill("SIGINT");
     const [code, signal] = await exited;
     expect(signal).toBeNull();
