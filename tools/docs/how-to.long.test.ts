@@ -3,7 +3,6 @@
 import { readdirSync } from "node:fs";
 import { join } from "node:path";
 import { scratchFolder } from "@kv/testing/scratch-folder";
-import ts from "typescript";
 import { describe, expect, onTestFinished, test } from "vitest";
 import { startCluster } from "../../apps/demo/src/cluster/cluster.js";
 import { createCommand, type DemoFlags } from "../../apps/demo/src/command-line.js";
@@ -11,29 +10,10 @@ import { jsonLog } from "../../apps/demo/src/processes/json-log.js";
 import { fetchRecords } from "../../apps/demo/src/run/check-run.js";
 import { complete } from "../../apps/demo/src/run/completion-client.js";
 import { prepareRun } from "../../apps/demo/src/run/prepare-run.js";
-import { root } from "../repository/source-files.js";
 import { HOW_TOS, packageFiles, packageOf, textOf } from "./how-to-pages.js";
+import { compileErrors } from "./readme-examples.js";
 
 /** The packages of the how-to pages: type-checks them, runs their tests, and runs the demo on them. */
-
-/** The compiler's errors in the files, with this repository's settings. */
-function compileErrors(paths: readonly string[]): string[] {
-  const { config } = ts.readConfigFile(join(root, "tsconfig.json"), ts.sys.readFile) as {
-    config: object;
-  };
-  const { options } = ts.parseJsonConfigFileContent(
-    { ...config, include: [], files: paths },
-    ts.sys,
-    root,
-  );
-  const found = ts.getPreEmitDiagnostics(ts.createProgram(paths, options));
-  return found
-    .filter(({ file }) => file === undefined || paths.includes(file.fileName))
-    .map(
-      ({ file, messageText }) =>
-        `${file?.fileName}: ${ts.flattenDiagnosticMessageText(messageText, "\n")}`,
-    );
-}
 
 const followed = HOW_TOS.map((howTo) => {
   const folder = packageOf(howTo.page);
