@@ -1,8 +1,7 @@
-import { mkdtempSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { rmSync } from "node:fs";
 import { startUpstream } from "@kv/testing/http/fake-upstream";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from "vitest";
 import { withoutIdentity } from "../vllm/boundary-cases.js";
 import { argumentsOf, proxyPair } from "../vllm/proxy-pair.js";
 import { startVllm } from "../vllm/server.js";
@@ -22,7 +21,7 @@ const record = process.env["KV_RECORD"];
 const isRecording = record !== undefined;
 
 test.runIf(isRecording)("vLLM's answers are recorded", async () => {
-  const folder = mkdtempSync(join(tmpdir(), "kv-clients-"));
+  const folder = scratchFolder(onTestFinished);
   const kind = { version: "0.33", mode: "pull" } as const;
   const server =
     record === "1"
@@ -39,7 +38,6 @@ test.runIf(isRecording)("vLLM's answers are recorded", async () => {
     await front.close();
     await recorder.close();
     await server.stop();
-    rmSync(folder, { recursive: true });
   }
 });
 

@@ -1,9 +1,7 @@
-import { silentLog } from "@kv/interface";
 import { type FakeUpstream, startUpstream } from "@kv/testing/http/fake-upstream";
 import { isLongRun } from "@kv/testing/long-run";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { startCluster } from "../../apps/demo/src/cluster/cluster.js";
-import { expectIdle, PAIR } from "../../apps/demo/test/support/matrix.js";
+import { expectAllIdle, startPair } from "../../apps/demo/test/support/matrix.js";
 import { envoyMissing } from "../envoy/support/envoy-missing.js";
 import { withoutIdentity } from "../vllm/boundary-cases.js";
 import { askAll, type Outcomes } from "./all-clients.js";
@@ -47,10 +45,8 @@ describe(`in front of recorded answers of vLLM 0.33${absent}`, () => {
 
   beforeAll(async () => {
     const engine = closing(await startUpstream(recordings.play));
-    [p, d] = [
-      closing(await startUpstream(recordings.play)),
-      closing(await startUpstream(recordings.play)),
-    ];
+    p = closing(await startUpstream(recordings.play));
+    d = closing(await startUpstream(recordings.play));
     alone = await askAll(engine.url, python);
   }, 120_000);
 
@@ -124,8 +120,7 @@ describe.runIf(isLongRun)("in front of the demo's engines", () => {
     "%s",
     async (front) => {
       if (front === "envoy" && envoyMissing !== undefined) throw new Error(envoyMissing);
-      const options = { ...PAIR, instance: { servedModelName: ASKED.model } };
-      const cluster = closing(await startCluster(options, { log: silentLog, logLevel: "silent" }));
+      const cluster = closing(await startPair({ instance: { servedModelName: ASKED.model } }));
       const except = front === "envoy" ? NOT_BEHIND_ENVOY : [];
       const [p = "", d = ""] = [...cluster.prefills, ...cluster.decodes].map(({ url }) => url);
       const alone = without(except, await askAll(d, python));
@@ -134,7 +129,7 @@ describe.runIf(isLongRun)("in front of the demo's engines", () => {
       const ours = await askAll(url, python);
       expect(withoutIdentity(served(ours, alone))).toEqual(withoutIdentity(served(alone, alone)));
       expect(served(alone, alone).flat(2).length).toBeGreaterThan(20);
-      for (const member of [...cluster.prefills, ...cluster.decodes]) await expectIdle(member);
+      await expectAllIdle(cluster);
     },
     120_000,
   );

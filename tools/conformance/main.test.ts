@@ -1,19 +1,17 @@
 import { spawnSync } from "node:child_process";
-import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { cpSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { bundled } from "@kv/testing/node-programs";
-import { afterAll, beforeAll, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeAll, expect, test } from "vitest";
 
 const root = fileURLToPath(new URL("../..", import.meta.url));
-let folder = "";
+const folder = scratchFolder();
 let program = "";
 beforeAll(async () => {
-  folder = mkdtempSync(join(tmpdir(), "kv-conformance-"));
   program = await bundled(fileURLToPath(new URL("main.ts", import.meta.url)));
 });
-afterAll(() => rmSync(folder, { recursive: true }));
 
 const run = (args: readonly string[]) => start([program, ...args], folder);
 
@@ -93,7 +91,7 @@ test("--only selects cases by the JSON text of an input field", () => {
 });
 
 test("a case that vLLM refuses and we support is counted as beyond, by rule", () => {
-  const pair = {
+  const input = {
     tp_rank: 0,
     tp_size: 1,
     remote_tp_size: 4,
@@ -101,34 +99,22 @@ test("a case that vLLM refuses and we support is counted as beyond, by rule", ()
     is_mla: false,
     has_mamba: false,
     prefix_caching: true,
-  };
-  const sizes = {
     block_size: 16,
     remote_block_size: 16,
     dcp_size: 1,
     remote_dcp_size: 1,
     ppl: 1,
     remote_ppl: 1,
-  };
-  const layout = {
     layout: "LBHNC",
     remote_layout: "LBHNC",
     backend: "X",
     remote_backend: "X",
     enable_permute_local_kv: false,
-  };
-  const regions = {
     block_len: 1024,
     remote_block_len: 512,
     remote_block_stride: 512,
     remote_regions: 2,
     remote_names: ["l0", "l1"],
-  };
-  const input = {
-    ...pair,
-    ...sizes,
-    ...layout,
-    ...regions,
     is_hma_required: false,
     use_host_buffer: false,
   };
@@ -169,26 +155,23 @@ function recordedTraffic(
   return copy;
 }
 
-test("replays a recording in which a worker shakes hands twice with one engine", () => {
-  const twice = recordedTraffic("twice", (handshakes) => [...handshakes, ...handshakes]);
-  const { status, last } = run(["--wire", twice]);
-  expect(last).toBe("139 passed, 0 failed");
-  expect(status).toBe(0);
-});
+function ofAnotherEngine(handshakes: Record<string, unknown>[]): unknown[] {
+  const ofAnother = structuredClone(handshakes);
+  for (const line of ofAnother) {
+    const meta = line["meta"] as Record<string, unknown> | undefined;
+    if (meta === undefined) continue;
+    meta["engine_id"] = "another-engine";
+    meta["num_blocks"] = 20;
+    meta["region_num_blocks"] = (meta["region_num_blocks"] as number[]).map(() => 20);
+  }
+  return ofAnother;
+}
 
-test("replays a recording in which a worker shakes hands with two engines", () => {
-  const two = recordedTraffic("two", (handshakes) => {
-    const ofAnother = structuredClone(handshakes);
-    for (const line of ofAnother) {
-      const meta = line["meta"] as Record<string, unknown> | undefined;
-      if (meta === undefined) continue;
-      meta["engine_id"] = "another-engine";
-      meta["num_blocks"] = 20;
-      meta["region_num_blocks"] = (meta["region_num_blocks"] as number[]).map(() => 20);
-    }
-    return [...ofAnother, ...handshakes];
-  });
-  const { status, last, lines } = run(["--wire", two]);
+test.each<[string, Parameters<typeof recordedTraffic>[1]]>([
+  ["twice with one engine", (handshakes) => [...handshakes, ...handshakes]],
+  ["with two engines", (handshakes) => [...ofAnotherEngine(handshakes), ...handshakes]],
+])("replays a recording in which a worker shakes hands %s", (name, change) => {
+  const { status, last, lines } = run(["--wire", recordedTraffic(name, change)]);
   expect(lines.filter((line) => line.startsWith("FAIL"))).toEqual([]);
   expect(last).toBe("139 passed, 0 failed");
   expect(status).toBe(0);

@@ -146,10 +146,10 @@ interface ChangedCase {
 
 function refusal(
   config: unknown,
-  settings: Partial<CacheSettings> = {},
+  settings: CacheSettings = { tpSize: 1 },
 ): { code: string; message: string } {
   try {
-    modelCaches("model", config, { tpSize: 1, ...settings });
+    modelCaches("model", config, settings);
   } catch (error) {
     if (KvError.is(error)) return { code: error.code, message: error.message };
     throw error;
@@ -199,41 +199,45 @@ describe("field.md 2: what is not understood is refused by name", () => {
     );
   });
 
-  test("an unknown architecture, one that vLLM took out, and a config that names none", () => {
-    expect(refusal({ ...llama, architectures: ["NewForCausalLM"] }).message).toMatch(
-      /NewForCausalLM/,
-    );
-    expect(refusal({ ...llama, architectures: ["BambaForCausalLM"] }).message).toMatch(
+  const named = (name: string) => ({ ...llama, architectures: [name] });
+  const v4 = configOf("deepseek-ai--DeepSeek-V4-Flash.json");
+  test.each<[string, unknown, RegExp, tpSize?: number]>([
+    ["an unknown architecture", named("NewForCausalLM"), /NewForCausalLM/],
+    [
+      "an architecture that vLLM took out",
+      named("BambaForCausalLM"),
       /does not serve BambaForCausalLM; 0\.23\.0/,
-    );
-    expect(refusal({ ...llama, architectures: undefined }).message).toMatch(
-      /architectures is missing/,
-    );
-  });
-
-  test("a model_type that vLLM cannot load", () => {
-    const published = configOf("deepseek-ai--DeepSeek-V4-Flash.json");
-    expect(refusal({ ...published, model_type: "deepseek_ref" }).message).toMatch(
+    ],
+    ["no architecture", { ...llama, architectures: undefined }, /architectures is missing/],
+    [
+      "a model_type that vLLM cannot load",
+      { ...v4, model_type: "deepseek_ref" },
       /model_type is "deepseek_ref"; vLLM 0\.33 loads DeepSeek V4 as deepseek_v4/,
-    );
-  });
-
-  test("a model without a KV cache and an encoder-decoder are said to be that", () => {
-    expect(refusal(configOf("Snowflake--snowflake-arctic-embed-m.json")).message).toMatch(
+    ],
+    [
+      "a model without a KV cache",
+      configOf("Snowflake--snowflake-arctic-embed-m.json"),
       /no KV cache/,
-    );
-    expect(
-      refusal({ architectures: ["T5ForConditionalGeneration"], is_encoder_decoder: true }).message,
-    ).toMatch(/is an encoder-decoder/);
-  });
-
-  test("heads that a TP size does not divide are refused with the heads (C9)", () => {
-    expect(refusal(configOf("microsoft--phi-4.json"), { tpSize: 4 }).message).toMatch(
+    ],
+    [
+      "an encoder-decoder",
+      { architectures: ["T5ForConditionalGeneration"], is_encoder_decoder: true },
+      /is an encoder-decoder/,
+    ],
+    [
+      "KV heads that a TP size does not divide (C9)",
+      configOf("microsoft--phi-4.json"),
       /10 KV heads cannot be split over TP size 4/,
-    );
-    expect(refusal(configOf("Qwen--Qwen2.5-7B-Instruct.json"), { tpSize: 8 }).message).toMatch(
+      4,
+    ],
+    [
+      "attention heads that a TP size does not divide (C9)",
+      configOf("Qwen--Qwen2.5-7B-Instruct.json"),
       /28 attention heads cannot be split over TP size 8/,
-    );
+      8,
+    ],
+  ])("%s", (_, config, message, tpSize = 1) => {
+    expect(refusal(config, { tpSize }).message).toMatch(message);
   });
 });
 

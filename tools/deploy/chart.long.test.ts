@@ -1,10 +1,8 @@
 // A long suite: Helm renders the chart, which `npm run chart` builds from the shapes of deploy/.
+
 import { spawnSync } from "node:child_process";
-import { mkdtempSync } from "node:fs";
-import { rm } from "node:fs/promises";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeAll, describe, expect, test } from "vitest";
 import { parseAllDocuments } from "yaml";
 import { fetchHelm, findHelm, render, writeChart } from "./chart.mjs";
 import { buildShape, type KubernetesObject, SHAPES } from "./kubernetes-objects.js";
@@ -12,7 +10,7 @@ import { buildShape, type KubernetesObject, SHAPES } from "./kubernetes-objects.
 const inCi = process.env["CI"] === "true";
 const missing =
   inCi || findHelm() !== undefined ? undefined : "helm is missing: npm run lint:deploy";
-const work = mkdtempSync(join(tmpdir(), "kv-chart-"));
+const work = scratchFolder();
 let chart = "";
 let helm = "";
 
@@ -21,7 +19,6 @@ beforeAll(async () => {
   helm = await fetchHelm();
   chart = await writeChart(work);
 }, 600_000);
-afterAll(() => rm(work, { recursive: true, force: true }));
 
 const rendered = (...values: string[]): KubernetesObject[] =>
   parseAllDocuments(render(helm, chart, values)).map((each) => each.toJS() as KubernetesObject);

@@ -1,8 +1,8 @@
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { createServer } from "node:http";
-import type { AddressInfo } from "node:net";
 import { join } from "node:path";
+import { listening } from "@kv/testing/http/listening";
 import { expect, onTestFinished, test } from "vitest";
 
 const script = join(import.meta.dirname, "../../deploy/base/drain.sh");
@@ -30,10 +30,9 @@ test("the preStop script waits for requests that run or wait, and no longer", as
   const server = createServer((_request, response) => {
     response.end(states[Math.min(asked, states.length - 1)]);
     asked += 1;
-  }).listen(0, "127.0.0.1");
+  });
   onTestFinished(() => void server.close());
-  await once(server, "listening");
-  expect(await drain((server.address() as AddressInfo).port)).toBe(0);
+  expect(await drain(await listening(server))).toBe(0);
   expect(asked).toBe(states.length);
 });
 

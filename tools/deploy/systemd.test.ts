@@ -1,10 +1,10 @@
 import { spawn, spawnSync } from "node:child_process";
 import { once } from "node:events";
-import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { builtProgram } from "@kv/testing/node-programs";
-import { afterAll, describe, expect, onTestFinished, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { describe, expect, onTestFinished, test } from "vitest";
 import { root } from "../release/packages.js";
 
 const missing =
@@ -12,8 +12,7 @@ const missing =
     ? undefined
     : "systemd-analyze is missing";
 const units = readdirSync(join(root, "deploy/systemd"));
-const work = mkdtempSync(join(tmpdir(), "kv-systemd-"));
-afterAll(() => rmSync(work, { recursive: true }));
+const work = scratchFolder();
 
 /** From 0 to 10; systemd calls less than 2 "OK". */
 const MAX_EXPOSURE = 2;

@@ -1,38 +1,19 @@
 // A long suite: runs each example of the how-to pages; the READMEs' examples run in npm test.
-import { mkdtempSync, readdirSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
+
+import { readdirSync } from "node:fs";
 import { join } from "node:path";
-import ts from "typescript";
-import { describe, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { describe, expect, onTestFinished, test } from "vitest";
 import { startCluster } from "../../apps/demo/src/cluster/cluster.js";
 import { createCommand, type DemoFlags } from "../../apps/demo/src/command-line.js";
 import { jsonLog } from "../../apps/demo/src/processes/json-log.js";
 import { fetchRecords } from "../../apps/demo/src/run/check-run.js";
 import { complete } from "../../apps/demo/src/run/completion-client.js";
 import { prepareRun } from "../../apps/demo/src/run/prepare-run.js";
-import { root } from "../repository/source-files.js";
 import { HOW_TOS, packageFiles, packageOf, textOf } from "./how-to-pages.js";
+import { compileErrors } from "./readme-examples.js";
 
 /** The packages of the how-to pages: type-checks them, runs their tests, and runs the demo on them. */
-
-/** The compiler's errors in the files, with this repository's settings. */
-function compileErrors(paths: readonly string[]): string[] {
-  const { config } = ts.readConfigFile(join(root, "tsconfig.json"), ts.sys.readFile) as {
-    config: object;
-  };
-  const { options } = ts.parseJsonConfigFileContent(
-    { ...config, include: [], files: paths },
-    ts.sys,
-    root,
-  );
-  const found = ts.getPreEmitDiagnostics(ts.createProgram(paths, options));
-  return found
-    .filter(({ file }) => file === undefined || paths.includes(file.fileName))
-    .map(
-      ({ file, messageText }) =>
-        `${file?.fileName}: ${ts.flattenDiagnosticMessageText(messageText, "\n")}`,
-    );
-}
 
 const followed = HOW_TOS.map((howTo) => {
   const folder = packageOf(howTo.page);
@@ -80,10 +61,10 @@ test.each(followed)(
     timeout: 120_000,
   },
   async ({ demo, source }) => {
-    const folder = mkdtempSync(join(tmpdir(), "kv-how-to-"));
+    const folder = scratchFolder(onTestFinished);
     const { prompts, expected } = await prepareRun({ requests: 4, maxTokens: 8 }, () => {});
     const flags = await flagsOf(["--prefills", "2", "--decodes", "2", ...demo(source, folder)]);
-    const cluster = await startCluster(
+    await using cluster = await startCluster(
       {
         ...flags,
         transport: flags.transportModule === undefined ? "memory" : "module",
@@ -91,22 +72,17 @@ test.each(followed)(
       },
       { log: jsonLog("error"), logLevel: "error" },
     );
-    try {
-      const { url } = cluster.proxy;
-      const outcomes = await Promise.all(
-        prompts.map((promptTokens, i) =>
-          complete({ url, requestId: `r${i}`, promptTokens, maxTokens: 8 }),
-        ),
-      );
-      expect(outcomes.map(({ tokens }) => tokens)).toEqual(expected);
-      const records = await Promise.all(cluster.decodes.map((decode) => fetchRecords(decode.url)));
-      expect(records.flat().filter(({ direction }) => direction === "received")).toHaveLength(
-        prompts.length,
-      );
-      expect(readdirSync(folder)).toEqual([]);
-    } finally {
-      await cluster.close();
-      rmSync(folder, { recursive: true });
-    }
+    const { url } = cluster.proxy;
+    const outcomes = await Promise.all(
+      prompts.map((promptTokens, i) =>
+        complete({ url, requestId: `r${i}`, promptTokens, maxTokens: 8 }),
+      ),
+    );
+    expect(outcomes.map(({ tokens }) => tokens)).toEqual(expected);
+    const records = await Promise.all(cluster.decodes.map((decode) => fetchRecords(decode.url)));
+    expect(records.flat().filter(({ direction }) => direction === "received")).toHaveLength(
+      prompts.length,
+    );
+    expect(readdirSync(folder)).toEqual([]);
   },
 );

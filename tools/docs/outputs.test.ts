@@ -1,9 +1,9 @@
 import { execFile } from "node:child_process";
-import { cpSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { cpSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { promisify } from "node:util";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { expect, onTestFinished, test } from "vitest";
 import { runKvPeer } from "../../packages/peer/test/run-kv-peer.js";
 import { serveSample } from "../../packages/peer/test/served.js";
@@ -29,8 +29,7 @@ const STAND_INS: Readonly<Record<string, () => Promise<string>>> = {
       .stdout;
   },
   "kv-peer wire": async () => {
-    const tree = mkdtempSync(join(tmpdir(), "kv-page-wire-"));
-    onTestFinished(() => rmSync(tree, { recursive: true }));
+    const tree = scratchFolder(onTestFinished);
     cpSync(join(root, "packages/peer/test/fixtures/vllm-tree"), tree, { recursive: true });
     const change = (path: string, changes: Readonly<Record<string, string>>) => {
       const file = join(tree, "vllm", path);

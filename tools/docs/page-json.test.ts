@@ -1,10 +1,10 @@
 import { spawnSync } from "node:child_process";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { readTransferConfig } from "@kv/connector";
 import { builtProgram } from "@kv/testing/node-programs";
-import { expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { expect, onTestFinished, test } from "vitest";
 import { readPages } from "../site/pages.js";
 
 const { pages } = readPages();
@@ -58,18 +58,11 @@ test("every JSON block of a page is JSON, and kv-plan plans the file that its pa
   const pair = blocks.find(
     ({ source, json }) => source === "docs/kv-plan.md" && json.includes('"prefill"'),
   );
-  const folder = mkdtempSync(join(tmpdir(), "kv-page-"));
-  try {
-    writeFileSync(join(folder, "pair.json"), pair?.json ?? "");
-    const planned = spawnSync(
-      process.execPath,
-      [builtProgram("kv-plan"), "--file", join(folder, "pair.json")],
-      { encoding: "utf8" },
-    );
-    expect(planned.stderr).toBe("");
-    expect(planned.status).toBe(0);
-    expect(planned.stdout).toMatch(/proven/);
-  } finally {
-    rmSync(folder, { recursive: true });
-  }
+  const file = join(scratchFolder(onTestFinished), "pair.json");
+  writeFileSync(file, pair?.json ?? "");
+  const args = [builtProgram("kv-plan"), "--file", file];
+  const planned = spawnSync(process.execPath, args, { encoding: "utf8" });
+  expect(planned.stderr).toBe("");
+  expect(planned.status).toBe(0);
+  expect(planned.stdout).toMatch(/proven/);
 });

@@ -1,4 +1,6 @@
-import { publishedPackages } from "../release/packages.js";
+import { join } from "node:path";
+import ts from "typescript";
+import { publishedPackages, root } from "../release/packages.js";
 
 /**
  * Examples that are not run as programs: the reason, and declarations of the names that the page
@@ -33,6 +35,22 @@ export interface ReadmeExample {
   /** Such as `protocol-2`: the second example of packages/protocol. */
   readonly id: string;
   readonly code: string;
+}
+
+/** The compiler's errors in these files, with this repository's settings and others. */
+export function compileErrors(files: readonly string[], more: ts.CompilerOptions = {}): string[] {
+  const { config } = ts.readConfigFile(join(root, "tsconfig.json"), ts.sys.readFile) as {
+    config: object;
+  };
+  const given = { ...config, include: [], files };
+  const { options } = ts.parseJsonConfigFileContent(given, ts.sys, root);
+  return ts
+    .getPreEmitDiagnostics(ts.createProgram(files, { ...options, ...more }))
+    .filter(({ file }) => file === undefined || files.includes(file.fileName))
+    .map(
+      ({ file, messageText }) =>
+        `${file?.fileName}: ${ts.flattenDiagnosticMessageText(messageText, "\n")}`,
+    );
 }
 
 /** A page's examples in TypeScript. */

@@ -7,9 +7,9 @@ import { promisify } from "node:util";
 import { someOf } from "@kv/testing/long-run";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { bundled } from "@kv/testing/node-programs";
-import ts from "typescript";
 import { expect, test } from "vitest";
 import {
+  compileErrors,
   examplesOf,
   importsOf,
   installLine,
@@ -65,25 +65,9 @@ test.each(published)(
 
 test("the examples type-check", { timeout: 240_000 }, () => {
   const files = examples.map(({ file }) => file);
-  const { config } = ts.readConfigFile(join(root, "tsconfig.json"), ts.sys.readFile) as {
-    config: object;
-  };
-  const { options } = ts.parseJsonConfigFileContent(
-    { ...config, include: [], files },
-    ts.sys,
-    root,
-  );
   // An example may declare a name and leave its use to the reader.
-  const found = ts.getPreEmitDiagnostics(
-    ts.createProgram(files, { ...options, noUnusedLocals: false, noUnusedParameters: false }),
-  );
-  const errors = found
-    .filter(({ file }) => file === undefined || files.includes(file.fileName))
-    .map(
-      ({ file, messageText }) =>
-        `${file?.fileName}: ${ts.flattenDiagnosticMessageText(messageText, "\n")}`,
-    );
-  expect(errors).toEqual([]);
+  const unused = { noUnusedLocals: false, noUnusedParameters: false };
+  expect(compileErrors(files, unused)).toEqual([]);
 });
 
 const missingFor = (id: string): string | undefined => (needsNixl(id) ? nixlMissing : undefined);

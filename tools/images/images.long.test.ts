@@ -1,5 +1,6 @@
 // A long suite: builds the images, and runs each without a container engine: in namespaces of its
 // own, as an ordinary user, on a root that nothing can write to.
+
 import { type ChildProcess, spawn, spawnSync } from "node:child_process";
 import { once } from "node:events";
 import {
@@ -11,11 +12,11 @@ import {
   readdirSync,
   readFileSync,
 } from "node:fs";
-import { rm, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { writeFile } from "node:fs/promises";
 import { basename, join } from "node:path";
 import { freePort } from "@kv/testing/http/listening";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeAll, describe, expect, test } from "vitest";
 import { root } from "../release/packages.js";
 import { CONTAINER_NODE } from "../release/registry.js";
 import { run } from "../release/tree.js";
@@ -55,7 +56,7 @@ interface Unpacked {
   };
 }
 
-const work = mkdtempSync(join(tmpdir(), "kv-images-"));
+const work = scratchFolder();
 const images = new Map<string, Unpacked>();
 
 beforeAll(async () => {
@@ -68,7 +69,6 @@ beforeAll(async () => {
   for (const archive of archives)
     images.set(basename(archive).replace(/-[\d.]+\.tar$/, ""), await unpack(archive));
 }, 900_000);
-afterAll(() => rm(work, { recursive: true, force: true }));
 
 /** As a container engine does: each blob is checked against its digest. */
 async function unpack(archive: string): Promise<Unpacked> {

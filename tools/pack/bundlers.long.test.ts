@@ -1,13 +1,14 @@
 // A long suite: installs bundlers, and builds with each of them. The recipes of
 // docs/recipes/bundlers.md, with the packed packages: each output runs alone, in another folder.
+
 import { type ChildProcess, execFile, spawn } from "node:child_process";
-import { cp, mkdir, mkdtemp, readdir, readFile, rename, rm, writeFile } from "node:fs/promises";
-import { createServer } from "node:net";
-import { tmpdir } from "node:os";
+import { cp, mkdir, mkdtemp, readdir, readFile, rename, writeFile } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { promisify } from "node:util";
+import { freePort } from "@kv/testing/http/listening";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeAll, describe, expect, test } from "vitest";
 import { filesOf } from "../docs/how-to-pages.js";
 import { root } from "../release/packages.js";
 import { packForInstall } from "./install.js";
@@ -32,11 +33,10 @@ const SECTIONS = [
 const page = await readFile(join(root, "docs/recipes/bundlers.md"), "utf8");
 const run = promisify(execFile);
 
-let work = "";
+const work = scratchFolder();
 const project = () => join(work, "project");
 
 beforeAll(async () => {
-  work = await mkdtemp(join(tmpdir(), "kv-bundlers-"));
   const install = await packForInstall(["@kv/nixl"], join(work, "tarballs"), () => {});
   await mkdir(project());
   await mkdir(join(work, "home"));
@@ -51,8 +51,6 @@ beforeAll(async () => {
     await writeFile(join(project(), path), content);
   }
 }, 300_000);
-
-afterAll(() => rm(work, { recursive: true, force: true }));
 
 /**
  * The lines of a section's commands. Those with a folder run a program in a copy of this folder
@@ -75,14 +73,6 @@ const forThisNode = (line: string) =>
   process.allowedNodeEnvironmentFlags.has("--permission")
     ? line
     : line.replace("--permission", "--experimental-permission");
-
-async function freePort(): Promise<number> {
-  const server = createServer();
-  await new Promise<void>((done) => server.listen(0, "127.0.0.1", done));
-  const { port } = server.address() as { port: number };
-  await new Promise((done) => server.close(done));
-  return port;
-}
 
 /** What a server answers on /move, once it listens. */
 async function answerOf(server: ChildProcess, port: number): Promise<string> {

@@ -1,8 +1,8 @@
-import { cp, mkdtemp, readdir, rm, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { cp, readdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
-import { afterAll, beforeAll, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeAll, expect, test } from "vitest";
 import { pnpm, run } from "../release/tree.js";
 import { compile, pnpmProject } from "./outside.js";
 import { packAll } from "./tarballs.js";
@@ -12,11 +12,10 @@ import { packAll } from "./tarballs.js";
 const here = (path: string) => fileURLToPath(new URL(path, import.meta.url));
 const ACME = "acme-kv-connector";
 
-let work = "";
+const work = scratchFolder();
 let app = "";
 
 beforeAll(async () => {
-  work = await mkdtemp(join(tmpdir(), "kv-out-of-tree-"));
   const tarballs = new Map(await packAll(join(work, "tarballs")));
 
   const acme = join(work, "acme", ACME);
@@ -51,8 +50,6 @@ beforeAll(async () => {
   await cp(here("acme-app/main.ts"), join(app, "main.ts"));
   expect(compile(app, ["main.ts"], { emit: true })).toEqual([]);
 }, 300_000);
-
-afterAll(async () => rm(work, { recursive: true, force: true }));
 
 test.each(["by-name", "by-module-path"])(
   "a connector registered out of tree, %s, moves a prompt's KV from P to D",

@@ -1,19 +1,17 @@
 // A long suite: packs and installs packages as the command does.
-import { cp, mkdir, mkdtemp, readdir, rm, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+
+import { cp, mkdir, readdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { afterAll, beforeAll, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeAll, expect, test } from "vitest";
 import { root } from "../release/packages.js";
 import { run } from "../release/tree.js";
 import { packForInstall } from "./install.js";
 
 // `npm run pack`, without the packages of native code: `npm run kv-nixl -- selftest` and
 // `npm run release:rehearse` have those.
-let work = "";
-beforeAll(async () => {
-  work = await mkdtemp(join(tmpdir(), "kv-pack-"));
-});
-afterAll(async () => rm(work, { recursive: true, force: true }));
+const work = scratchFolder();
+beforeAll(async () => {});
 
 test("first-contact.md 3: the line that it prints installs what an example needs, in an empty folder", async () => {
   const [tarballs, project] = [join(work, "tarballs"), join(work, "project")];

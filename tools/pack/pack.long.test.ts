@@ -1,8 +1,9 @@
 // A long suite: packs each package and installs it elsewhere; lint:packages checks what each
 // exports.
-import { mkdtemp, readdir, rm, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+
+import { readdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { run } from "../release/tree.js";
 import { compile, npmProject, twoAtATime } from "./outside.js";
@@ -16,11 +17,10 @@ const CHILD_PROGRAMS = /^\.\/(child|probe|probe-child)$/;
 const needsVitest = (name: string) =>
   manifests.get(name)?.peerDependencies?.["vitest"] !== undefined;
 
-let work = "";
+const work = scratchFolder();
 let projects: ReadonlyMap<string, Promise<string>> = new Map();
 
 beforeAll(async () => {
-  work = await mkdtemp(join(tmpdir(), "kv-pack-"));
   const tarballs = await packAll(join(work, "tarballs"));
   projects = twoAtATime(names, async (name) => {
     const folder = join(work, name.replace("/", "-"));
@@ -35,7 +35,6 @@ beforeAll(async () => {
 
 afterAll(async () => {
   await Promise.allSettled(projects.values());
-  await rm(work, { recursive: true, force: true });
 });
 
 describe.each(names)("%s", (name) => {

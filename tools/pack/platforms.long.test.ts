@@ -1,11 +1,12 @@
 // A long suite: installs the packages of all platforms.
+
 import { execFileSync } from "node:child_process";
 import { existsSync } from "node:fs";
-import { copyFile, cp, mkdir, mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { copyFile, cp, mkdir, readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeAll, describe, expect, test } from "vitest";
 import { elfNeeds, violations } from "../../native/scripts/elf-needs.mjs";
 import { LIBS } from "../../native/scripts/nixl-libs.mjs";
 import {
@@ -87,12 +88,11 @@ const here = PLATFORMS.find(({ name }) => name === `${process.platform}-${proces
 const cannot = here === undefined ? "no package for this platform" : nixlMissing;
 
 describe.skipIf(cannot)(`from the tarballs to a transfer (${cannot ?? "NIXL found"})`, () => {
-  let work = "";
+  const work = scratchFolder();
   let folder = "";
 
   beforeAll(async () => {
     if (here === undefined) return;
-    work = await mkdtemp(join(tmpdir(), "kv-platform-"));
     const tarballs = new Map(await packAll(join(work, "tarballs")));
     const name = `@kv/nixl-${here.name}`;
     // Where build:platforms has not run, the repository's own build is packed.
@@ -100,7 +100,6 @@ describe.skipIf(cannot)(`from the tarballs to a transfer (${cannot ?? "NIXL foun
     folder = join(work, "user");
     await npmProject({ folder, tarballs, dependencies: { "@kv/nixl": "" } });
   }, 300_000);
-  afterAll(() => rm(work, { recursive: true, force: true }));
 
   async function packedWithSourceBuild(from: string): Promise<string> {
     const copy = join(work, "platform");

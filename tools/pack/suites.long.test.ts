@@ -1,8 +1,9 @@
 // A long suite: packs the core and installs it elsewhere.
-import { mkdtemp, rm, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+
+import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { afterAll, beforeAll, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeAll, expect, test } from "vitest";
 import { readManifest, root } from "../release/packages.js";
 import { run } from "../release/tree.js";
 import { npmProject } from "./outside.js";
@@ -29,11 +30,10 @@ engineSuite({
 });
 `;
 
-let work = "";
+const work = scratchFolder();
 let folder = "";
 
 beforeAll(async () => {
-  work = await mkdtemp(join(tmpdir(), "kv-suites-"));
   folder = join(work, "author");
   const { devDependencies = {} } = readManifest(root);
   await npmProject({
@@ -52,8 +52,6 @@ beforeAll(async () => {
   });
   await writeFile(join(folder, "suites.test.ts"), SUITES);
 }, 300_000);
-
-afterAll(async () => rm(work, { recursive: true, force: true }));
 
 test("the suites compile under tsc --strict, with every declaration that they import checked", async () => {
   const flags = ["--strict", "--noEmit", "--module", "nodenext", "--target", "es2022"];

@@ -1,14 +1,13 @@
-import { once } from "node:events";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { writeFileSync } from "node:fs";
 import { createServer } from "node:http";
-import type { AddressInfo } from "node:net";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { afterAll, expect, test } from "vitest";
+import { sendJson } from "@kv/testing/http/fake-upstream";
+import { listening } from "@kv/testing/http/listening";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { expect, test } from "vitest";
 import { auditProblems, scriptProblems } from "./audit.js";
 
-const folder = mkdtempSync(join(tmpdir(), "kv-audit-"));
-afterAll(() => rmSync(folder, { recursive: true, force: true }));
+const folder = scratchFolder();
 
 const project = { name: "empty", version: "0.0.0" };
 const packages = {
@@ -27,20 +26,15 @@ writeFileSync(
  */
 async function auditedBy(status: number, body: object): Promise<string[] | undefined> {
   const server = createServer((request, response) => {
-    const asked = request.url?.endsWith("/advisories/bulk") === true;
-    response.writeHead(asked ? status : 404, { "content-type": "application/json" });
-    response.end(JSON.stringify(asked ? body : {}));
-  }).listen(0, "127.0.0.1");
-  await once(server, "listening");
-  try {
-    return await auditProblems(
-      folder,
-      `http://127.0.0.1:${(server.address() as AddressInfo).port}/`,
-    );
-  } finally {
+    request.resume();
+    if (request.url?.endsWith("/advisories/bulk")) sendJson(response, body, status);
+    else sendJson(response, {}, 404);
+  });
+  const url = `http://127.0.0.1:${await listening(server)}/`;
+  return await auditProblems(folder, url).finally(() => {
     server.close();
     server.closeAllConnections();
-  }
+  });
 }
 
 test("npm audit: a known vulnerability is a problem, none is none, and a registry without audits is told apart", async () => {

@@ -1,13 +1,12 @@
 import { spawnSync } from "node:child_process";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { afterAll, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { expect, test } from "vitest";
 import { root } from "./packages.js";
 import { provenanceOf } from "./provenance.js";
 
-const folder = mkdtempSync(join(tmpdir(), "kv-provenance-"));
-afterAll(() => rmSync(folder, { recursive: true, force: true }));
+const folder = scratchFolder();
 
 const repository = "git+https://git.example/kv.git";
 const publish = () =>

@@ -1,17 +1,10 @@
 // A long suite: packs all packages, and unpacks them.
+
 import { execFileSync } from "node:child_process";
-import {
-  existsSync,
-  mkdirSync,
-  mkdtempSync,
-  readdirSync,
-  readFileSync,
-  rmSync,
-  writeFileSync,
-} from "node:fs";
-import { tmpdir } from "node:os";
+import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeAll, describe, expect, test } from "vitest";
 import { commonFields } from "./metadata.js";
 import { licenseProblems, writeBundledNotices } from "./notices.js";
 import { type PublishedPackage, publishedPackages, readManifest, root } from "./packages.js";
@@ -24,15 +17,13 @@ import { applyChangesets, versionsOf, writePublishedReadmes } from "./versions.j
 const UNRELEASED = "0.0.0";
 const packages = publishedPackages();
 
-let work = "";
+const work = scratchFolder();
 let tree = "";
 
 beforeAll(async () => {
-  work = mkdtempSync(join(tmpdir(), "kv-release-test-"));
   tree = join(work, "tree");
   await copyTree(tree);
 }, 240_000);
-afterAll(() => rmSync(work, { recursive: true, force: true }));
 
 describe.each([...packages])("%s", (name, { folder, manifest }: PublishedPackage) => {
   test("has the repository's metadata, and keywords", () => {

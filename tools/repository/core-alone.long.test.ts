@@ -1,17 +1,10 @@
 // A long suite: it installs, builds and tests the core in a folder without the rest.
+
 import { execFileSync } from "node:child_process";
-import {
-  cpSync,
-  existsSync,
-  mkdirSync,
-  mkdtempSync,
-  readFileSync,
-  rmSync,
-  writeFileSync,
-} from "node:fs";
-import { tmpdir } from "node:os";
+import { cpSync, existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeAll, describe, expect, test } from "vitest";
 import { program, turboEnv } from "../setup/setup.mjs";
 import mayImport from "./may-import.json" with { type: "json" };
 import { root } from "./source-files.js";
@@ -34,7 +27,7 @@ const AT_THE_TOP = [
   "docs/errors.md",
 ];
 
-let folder = "";
+const folder = scratchFolder();
 const run = (command: string, args: readonly string[], env: NodeJS.ProcessEnv = {}) =>
   execFileSync(command, args, {
     cwd: folder,
@@ -45,7 +38,6 @@ const run = (command: string, args: readonly string[], env: NodeJS.ProcessEnv = 
   });
 
 beforeAll(() => {
-  folder = mkdtempSync(join(tmpdir(), "kv-core-"));
   const files = execFileSync("git", ["ls-files", "-coz", "--exclude-standard"], {
     cwd: root,
     encoding: "utf8",
@@ -66,7 +58,6 @@ beforeAll(() => {
     cpSync(join(root, path), join(folder, path), { recursive: true });
   run(program("pnpm"), ["install", "--offline", "--no-frozen-lockfile", "--ignore-scripts"]);
 }, 300_000);
-afterAll(() => rmSync(folder, { recursive: true, force: true }));
 
 describe("the core, in a folder without the rest", () => {
   test("builds, with its declarations", () => {

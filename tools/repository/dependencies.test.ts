@@ -1,11 +1,11 @@
 import { execFile } from "node:child_process";
-import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { mkdirSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join, relative, sep } from "node:path";
 import { promisify } from "node:util";
 import { isLongRun } from "@kv/testing/long-run";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import ts from "typescript";
-import { afterEach, beforeEach, describe, expect, test } from "vitest";
+import { beforeEach, describe, expect, onTestFinished, test } from "vitest";
 import mayImport from "./may-import.json" with { type: "json" };
 import { root, sourceFiles } from "./source-files.js";
 
@@ -72,7 +72,7 @@ test("every package has a row in may-import.json", () => {
 describe.runIf(isLongRun)("in a small source tree", () => {
   let folder = "";
   beforeEach(() => {
-    folder = mkdtempSync(join(tmpdir(), "kv-arrows-"));
+    folder = scratchFolder(onTestFinished);
     const paths = {
       "@kv/testing/*": ["./tools/testing/src/*.ts"],
       "@kv/*": ["./packages/*/src/index.ts"],
@@ -82,7 +82,6 @@ describe.runIf(isLongRun)("in a small source tree", () => {
       write(`packages/${name}/src/index.ts`, "export const x = 1;");
     write("tools/testing/src/engine.ts", "export const x = 1;");
   });
-  afterEach(() => rmSync(folder, { recursive: true }));
 
   function write(path: string, text: string): void {
     mkdirSync(dirname(join(folder, path)), { recursive: true });
@@ -104,65 +103,68 @@ describe.runIf(isLongRun)("in a small source tree", () => {
     return summary.violations.map(({ from, rule }) => `${from}: ${rule.name}`).sort();
   }
 
-  test("both checks find a dynamic import that is not allowed", async () => {
-    write("packages/plan/src/late.ts", 'export const load = () => import("@kv/connector");');
-    expect(await broken()).toEqual([
-      "packages/plan/src/late.ts: plan-imports-only-interface-topology",
-    ]);
-    expect(violations(folder)).toEqual(["packages/plan/src/late.ts imports @kv/connector"]);
-  });
-
-  test("the scan finds a dynamic import of a constant", async () => {
-    write(
-      "packages/plan/src/late.ts",
-      'const name = "@kv/connector";\nexport const load = () => import(name);',
-    );
-    expect(await broken()).toEqual([]);
-    expect(violations(folder)).toEqual(["packages/plan/src/late.ts imports @kv/connector"]);
-  });
-
-  test("only tests may import tools", async () => {
-    write("packages/pull/src/double.ts", 'export { x } from "@kv/testing/engine";');
-    expect(await broken()).toEqual(["packages/pull/src/double.ts: only-tests-import-tools"]);
-    expect(violations(folder)).toEqual(["packages/pull/src/double.ts imports @kv/testing"]);
-  });
-
-  test("two files that import only types of each other are a circle", async () => {
-    write(
-      "packages/plan/src/egg.ts",
-      'import type { Hen } from "./hen.js";\nexport type Egg = Hen[];',
-    );
-    write(
-      "packages/plan/src/hen.ts",
-      'import type { Egg } from "./egg.js";\nexport type Hen = Egg[];',
-    );
-    expect(await broken()).toEqual(["packages/plan/src/egg.ts: no-cycles"]);
-  });
-
-  test("tests may import every package of their tier or below", async () => {
-    write(
-      "packages/plan/src/late.test.ts",
-      'import "@kv/testing/engine";\nimport "@kv/connector";',
-    );
-    write("packages/plan/test/pair.ts", 'import "@kv/pull";');
-    write("packages/proxy/test/pair.ts", 'import "@kv/pull";');
-    expect(await broken()).toEqual([]);
-    expect(violations(folder)).toEqual([]);
-  });
-
-  test("tests of the core import nothing above it, and neither does what they need of tools/", async () => {
-    const rule = "core-and-what-its-tests-need-import-core-alone";
-    write("tools/testing/src/front.ts", 'export { x } from "@kv/proxy";');
-    write("packages/plan/src/late.test.ts", 'import "@kv/testing/front";');
-    write("packages/plan/test/front.ts", 'import "@kv/proxy";');
-    write("tools/bench/report.ts", "export const x = 1;");
-    write("tools/testing/src/table.ts", 'export { x } from "../../bench/report.js";');
-    const files = [
-      "packages/plan/test/front.ts",
-      "tools/testing/src/front.ts",
-      "tools/testing/src/table.ts",
-    ];
-    expect(await broken()).toEqual(files.map((file) => `${file}: ${rule}`));
+  const late = "packages/plan/src/late.ts";
+  const lateIsFound = [`${late} imports @kv/connector`];
+  test.each<[string, Readonly<Record<string, string>>, readonly string[], readonly string[]]>([
+    [
+      "both checks find a dynamic import that is not allowed",
+      { [late]: 'export const load = () => import("@kv/connector");' },
+      [`${late}: plan-imports-only-interface-topology`],
+      lateIsFound,
+    ],
+    [
+      "the scan finds a dynamic import of a constant",
+      { [late]: 'const name = "@kv/connector";\nexport const load = () => import(name);' },
+      [],
+      lateIsFound,
+    ],
+    [
+      "only tests may import tools",
+      { "packages/pull/src/double.ts": 'export { x } from "@kv/testing/engine";' },
+      ["packages/pull/src/double.ts: only-tests-import-tools"],
+      ["packages/pull/src/double.ts imports @kv/testing"],
+    ],
+    [
+      "two files that import only types of each other are a circle",
+      {
+        "packages/plan/src/egg.ts":
+          'import type { Hen } from "./hen.js";\nexport type Egg = Hen[];',
+        "packages/plan/src/hen.ts":
+          'import type { Egg } from "./egg.js";\nexport type Hen = Egg[];',
+      },
+      ["packages/plan/src/egg.ts: no-cycles"],
+      [],
+    ],
+    [
+      "tests may import every package of their tier or below",
+      {
+        "packages/plan/src/late.test.ts": 'import "@kv/testing/engine";\nimport "@kv/connector";',
+        "packages/plan/test/pair.ts": 'import "@kv/pull";',
+        "packages/proxy/test/pair.ts": 'import "@kv/pull";',
+      },
+      [],
+      [],
+    ],
+    [
+      "tests of the core import nothing above it, and neither does what they need of tools/",
+      {
+        "tools/testing/src/front.ts": 'export { x } from "@kv/proxy";',
+        "packages/plan/src/late.test.ts": 'import "@kv/testing/front";',
+        "packages/plan/test/front.ts": 'import "@kv/proxy";',
+        "tools/bench/report.ts": "export const x = 1;",
+        "tools/testing/src/table.ts": 'export { x } from "../../bench/report.js";',
+      },
+      [
+        "packages/plan/test/front.ts",
+        "tools/testing/src/front.ts",
+        "tools/testing/src/table.ts",
+      ].map((file) => `${file}: core-and-what-its-tests-need-import-core-alone`),
+      [],
+    ],
+  ])("%s", async (_, files, rules, found) => {
+    for (const [path, text] of Object.entries(files)) write(path, text);
+    expect(await broken()).toEqual(rules);
+    expect(violations(folder)).toEqual(found);
   });
 });
 

@@ -1,8 +1,9 @@
 // A long suite: 30 s of the type checker; npm run lint:docs is the same check.
-import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+
+import { mkdirSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
-import { expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { expect, onTestFinished, test } from "vitest";
 import { findUndocumented, type Undocumented } from "./doc-comments.js";
 import { findDefaults } from "./option-defaults.js";
 import { publicProgram } from "./public-program.js";
@@ -67,7 +68,7 @@ function withPackages<T>(
   sources: Readonly<Record<string, string>>,
   look: (folder: string) => T,
 ): T {
-  const folder = mkdtempSync(join(tmpdir(), "kv-docs-"));
+  const folder = scratchFolder(onTestFinished);
   const write = (path: string, text: string) => {
     mkdirSync(dirname(join(folder, path)), { recursive: true });
     writeFileSync(join(folder, path), text);
@@ -84,11 +85,7 @@ function withPackages<T>(
     write(`packages/${name}/package.json`, JSON.stringify(manifest));
     write(`packages/${name}/src/index.ts`, source.trimStart());
   }
-  try {
-    return look(`${folder}/`);
-  } finally {
-    rmSync(folder, { recursive: true });
-  }
+  return look(`${folder}/`);
 }
 
 test("exports without a doc comment are found, with their places", () => {

@@ -25,19 +25,13 @@ const CONNECTIONS = {
   maxConnectionsPerAddress: "half of `maxConnections`",
 };
 
-function proxyLimits(listener: "clients" | "admin"): [string, string][] {
-  return PROXY_LIMITS.filter((limit) => limit.listener === listener).map((limit) => [
-    limit.name,
-    typeof limit.default === "number" ? grouped(limit.default) : limit.default,
-  ]);
-}
-
-function pickerLimits(listener: "gateways" | "metrics"): [string, string][] {
-  return PICKER_LIMITS.filter((limit) => limit.listener === listener).map((limit) => [
-    limit.name,
-    typeof limit.default === "number" ? grouped(limit.default) : limit.default,
-  ]);
-}
+const limitsOf = (listener: string): [string, string][] =>
+  [...PROXY_LIMITS, ...PICKER_LIMITS]
+    .filter((limit) => limit.listener === listener)
+    .map((limit) => [
+      limit.name,
+      typeof limit.default === "number" ? grouped(limit.default) : limit.default,
+    ]);
 
 function grouped(value: number): string {
   return value.toLocaleString("en-US");
@@ -65,22 +59,22 @@ const LISTENERS: readonly Listener[] = [
   },
   {
     heading: "kv-proxy, clients",
-    limits: proxyLimits("clients"),
+    limits: limitsOf("clients"),
     files: ["packages/proxy/test/http/every-limit.long.test.ts"],
   },
   {
     heading: "kv-proxy, admin port",
-    limits: proxyLimits("admin"),
+    limits: limitsOf("admin"),
     files: ["packages/proxy/test/http/every-limit.long.test.ts"],
   },
   {
     heading: "kv-epp, gateways",
-    limits: pickerLimits("gateways"),
+    limits: limitsOf("gateways"),
     files: ["packages/epp/test/limits.long.test.ts"],
   },
   {
     heading: "kv-epp, metrics port",
-    limits: pickerLimits("metrics"),
+    limits: limitsOf("metrics"),
     files: ["packages/epp/test/limits.long.test.ts"],
   },
   {

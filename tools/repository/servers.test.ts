@@ -88,6 +88,15 @@ test("only packages/program starts processes", () => {
   expect(starting.length).toBeGreaterThan(others.length);
 });
 
+test("field.md P1: only @kv/protocol reads the text of a notification", () => {
+  const readers = files.filter(
+    ({ path, text }) =>
+      !path.startsWith("packages/protocol/") &&
+      /["'](HB|PUSH_REG|KV1):|lastIndexOf\(":"\)/.test(text),
+  );
+  expect(readers.map(({ path }) => path)).toEqual([]);
+});
+
 test("a client's address is a key only as remoteAddressKey gives it", () => {
   const lines = files.flatMap(({ path, text }) =>
     text

@@ -93,12 +93,22 @@ test("each package with tests has a task", () => {
   expect(suites.length).toBe(21);
 });
 
-test("what tests share registers no hook at its top: a worker loads it once, for the first file that imports it", () => {
-  // vitest runs a set-up file anew for each file of tests.
-  const setUp = "tools/mutate/covered-to-the-end.ts";
-  const shared = sourceFiles(root, ["packages", "apps", "tools"]).filter(
-    (path) => !path.endsWith(".live.ts") && path !== setUp,
+/** The files that a configuration of vitest names as `setupFiles`. */
+function setUpFilesOf(config: string): string[] {
+  const text = readFileSync(join(root, config), "utf8");
+  const [list = ""] = /setupFiles: \[[^\]]*/.exec(text) ?? [];
+  return Array.from(list.matchAll(/"([^"]+\.ts)"/g), ([, file = ""]) =>
+    relative(root, resolve(root, dirname(config), file)),
   );
+}
+
+test("what tests share registers no hook at its top: a worker loads it once, for the first file that imports it", () => {
+  const sources = sourceFiles(root, ["packages", "apps", "tools"]);
+  // vitest runs a set-up file anew for each file of tests.
+  const configs = sources.filter((path) => path.endsWith("/vitest.config.ts"));
+  const setUps = configs.flatMap(setUpFilesOf);
+  expect(setUps.length).toBeGreaterThan(1);
+  const shared = sources.filter((path) => !path.endsWith(".live.ts") && !setUps.includes(path));
   expect(shared.length).toBeGreaterThan(900);
   const hook = /^(after|before)(Each|All)\(/m;
   expect(shared.filter((path) => hook.test(readFileSync(join(root, path), "utf8")))).toEqual([]);

@@ -1,14 +1,16 @@
 // A long suite: starts every program with hostile names and values.
+
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { createServer } from "node:http";
-import { type AddressInfo, createServer as createTcpServer } from "node:net";
-import { tmpdir } from "node:os";
+import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { createServer } from "node:net";
 import { join } from "node:path";
 import { runCommand } from "@kv/program";
+import { sendJson, startUpstream } from "@kv/testing/http/fake-upstream";
+import { listening } from "@kv/testing/http/listening";
 import { builtProgram } from "@kv/testing/node-programs";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeAll, describe, expect, test } from "vitest";
 import { root, sourceFiles } from "./source-files.js";
 
 /**
@@ -20,8 +22,7 @@ const OBEYED = /[^\n\t\P{Cc}]|\p{Bidi_Control}/u;
 const HOSTILE = "\u001b]0;owned\u0007\u009b2J\u007f\u202e";
 const SHOWN = "\\u001b]0;owned\\u0007\\u009b2J\\u007f\\u202e";
 
-const folder = mkdtempSync(join(tmpdir(), "kv-terminal-"));
-afterAll(() => rmSync(folder, { recursive: true }));
+const folder = scratchFolder();
 
 function file(name: string, content: unknown): string {
   const path = join(folder, name);
@@ -59,22 +60,13 @@ function expectShown(output: string): void {
 }
 
 describe("a hostile peer", () => {
-  /** Stands for a vLLM server. */
-  const server = createServer((request, response) => {
-    request.resume();
-    if (request.url === "/metrics") return response.end(`vllm:x{model="${HOSTILE}"} 1\n`);
-    response.setHeader("content-type", "application/json");
-    if (request.method === "POST") response.statusCode = 500;
-    response.end(
-      JSON.stringify({
-        version: HOSTILE,
-        data: [{ id: HOSTILE, root: HOSTILE }],
-        error: { message: HOSTILE },
-      }),
-    );
-  });
+  const said = {
+    version: HOSTILE,
+    data: [{ id: HOSTILE, root: HOSTILE }],
+    error: { message: HOSTILE },
+  };
   /** Stands for the other side of a benchmark. */
-  const bench = createTcpServer((socket) => {
+  const bench = createServer((socket) => {
     socket.on("error", () => {});
     socket.once("data", () =>
       socket.end(`${JSON.stringify({ error: { code: "KV_INTERNAL", message: HOSTILE } })}\n`),
@@ -82,14 +74,17 @@ describe("a hostile peer", () => {
   });
   let [url, benchAddress] = ["", ""];
   beforeAll(async () => {
-    for (const each of [server, bench]) await once(each.listen(0, "127.0.0.1"), "listening");
-    url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
-    benchAddress = `127.0.0.1:${(bench.address() as AddressInfo).port}`;
-  });
-  afterAll(() => {
-    server.closeAllConnections();
-    server.close();
-    bench.close();
+    /** Stands for a vLLM server. */
+    const server = await startUpstream(({ path, method, response }) => {
+      if (path === "/metrics") response.end(`vllm:x{model="${HOSTILE}"} 1\n`);
+      else sendJson(response, said, method === "POST" ? 500 : 200);
+    });
+    url = server.url;
+    benchAddress = `127.0.0.1:${await listening(bench)}`;
+    return async () => {
+      await server.close();
+      bench.close();
+    };
   });
 
   test.each<[string, () => string]>([
@@ -156,15 +151,10 @@ test.each([
 });
 
 test("kv-proxy: the log shows what a client and an instance say", async () => {
-  const instance = createServer((request, response) => {
-    request.resume();
-    response.writeHead(request.method === "POST" ? 500 : 200, {
-      "content-type": "application/json",
-    });
-    response.end(JSON.stringify({ error: { message: HOSTILE } }));
-  });
-  await once(instance.listen(0, "127.0.0.1"), "listening");
-  const at = `127.0.0.1:${(instance.address() as AddressInfo).port}`;
+  const instance = await startUpstream(({ method, response }) =>
+    sendJson(response, { error: { message: HOSTILE } }, method === "POST" ? 500 : 200),
+  );
+  const at = new URL(instance.url).host;
   const args = `--prefill ${at} --decode ${at} --port 0 --pairing off --log-level debug`;
   const child = spawn(process.execPath, [builtProgram("kv-proxy"), ...args.split(" ")], {
     stdio: ["ignore", "pipe", "pipe"],
@@ -178,8 +168,7 @@ test("kv-proxy: the log shows what a client and an instance say", async () => {
   await (await fetch(`${url}/v1/completions`, { method: "POST", headers, body })).text();
   child.kill("SIGTERM");
   await once(child, "close");
-  instance.closeAllConnections();
-  instance.close();
+  await instance.close();
   const text = Buffer.concat(log).toString();
   expect(OBEYED.exec(text)?.[0]).toBeUndefined();
   expect(text).toContain("/v1/completions");

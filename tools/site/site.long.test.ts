@@ -1,11 +1,12 @@
 // A long suite: builds the documentation site and follows its links.
-import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
+
+import { existsSync, readdirSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
-import { tmpdir } from "node:os";
 import { extname, join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { someOf } from "@kv/testing/long-run";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeAll, describe, expect, test } from "vitest";
 import { chromium, openBrowser } from "../../packages/kv-plan/test/chromium.js";
 import { run } from "../release/tree.js";
 import { root } from "../repository/source-files.js";
@@ -40,7 +41,7 @@ const MiniSearch = createRequire(createRequire(import.meta.url).resolve("vitepre
 };
 
 describe("the site", () => {
-  const out = mkdtempSync(join(tmpdir(), "kv-site-"));
+  const out = scratchFolder();
   const read = (path: string) => readFileSync(join(out, path), "utf8");
   beforeAll(async () => {
     // In a process of its own: VitePress and TypeDoc change the one that they run in.
@@ -48,7 +49,6 @@ describe("the site", () => {
       cwd: root,
     });
   }, 600_000);
-  afterAll(() => rmSync(out, { recursive: true, force: true }));
 
   test("has every page, with its headings", () => {
     for (const { target, text } of pages) {

@@ -1,5 +1,6 @@
 import { readFileSync } from "node:fs";
 import { createServer } from "node:net";
+import { listening } from "@kv/testing/http/listening";
 import { expect, test } from "vitest";
 import { freePorts } from "./free-ports.js";
 
@@ -11,9 +12,7 @@ test("the ports are free, different, and none that the kernel gives to an outgoi
   const ports = await freePorts(50);
   expect(new Set(ports).size).toBe(50);
   expect(Math.max(...ports)).toBeLessThan(lowest ?? 0);
-  const servers = ports.map((port) => createServer().listen(port, "127.0.0.1"));
-  await Promise.all(
-    servers.map((server) => new Promise<void>((resolve) => server.once("listening", resolve))),
-  );
+  const servers = ports.map(() => createServer());
+  await Promise.all(servers.map((server, at) => listening(server, ports[at])));
   for (const server of servers) server.close();
 });

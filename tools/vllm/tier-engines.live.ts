@@ -1,12 +1,13 @@
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { fileURLToPath } from "node:url";
-import { type LogFields, silentLog } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { openPool } from "@kv/pool";
 import { createProxy } from "@kv/proxy";
+import { recordedLog } from "@kv/testing/recorded-log";
 import { askNamespace } from "@kv/tier";
 import { afterAll, expect, it, vi } from "vitest";
+import { ask } from "./completion.js";
 import { freePorts } from "./free-ports.js";
 import { servePool } from "./serve-pool.js";
 import { PEER_DIR } from "./server.js";
@@ -72,12 +73,6 @@ async function startServer(events: readonly number[], kind: Kind = "tier") {
         timeout: 300_000,
         interval: 500,
       }),
-    post: (path: string, body: object = {}) =>
-      fetch(`${url}${path}`, {
-        method: "POST",
-        headers: { "content-type": "application/json" },
-        body: JSON.stringify(body),
-      }),
     async stop(): Promise<void> {
       child.stdin.end();
       await closed;
@@ -93,12 +88,25 @@ afterAll(async () => {
   await transport.close();
 });
 
+/** A pool that copies what an engine publishes. */
+async function poolOf({ peerId }: Server, events: readonly number[]) {
+  const [endpoint = "", replayEndpoint] = events.map((each) => `tcp://127.0.0.1:${each}`);
+  return openPool({
+    transport,
+    host: "127.0.0.1",
+    port: 0,
+    memoryBytes: 2 ** 26,
+    engines: [{ peerId, events: { endpoint, replayEndpoint } }],
+    ...(await askNamespace({ peerId, host: "127.0.0.1" })),
+  });
+}
+
 /** What the model says, and how much of the prompt it did not compute. */
-async function complete(server: Server, given: object = {}) {
+async function complete(url: string, given: object = {}) {
   const body = { model: "tiny", prompt: PROMPT, max_tokens: 8, temperature: 0, ...given };
-  const answer = (await (await server.post("/v1/completions", body)).json()) as {
+  const answer = (await (await ask(`${url}/v1/completions`, body)).json()) as {
     readonly choices: readonly { readonly text: string }[];
-    readonly usage: { readonly prompt_tokens_details: { readonly cached_tokens: number } | null };
+    readonly usage: { readonly prompt_tokens_details?: { readonly cached_tokens: number } | null };
   };
   const cached = answer.usage.prompt_tokens_details?.cached_tokens ?? 0;
   return { text: answer.choices[0]?.text, cached };
@@ -110,23 +118,15 @@ it("A computes and ends; B takes A's blocks from the pool, and says the same", a
   const b = await startServer([]);
   servers.push(a, b);
   await Promise.all([a.ready(), b.ready()]);
-  const [endpoint = "", replayEndpoint] = events.map((each) => `tcp://127.0.0.1:${each}`);
-  const pool = await openPool({
-    transport,
-    host: "127.0.0.1",
-    port: 0,
-    memoryBytes: 2 ** 26,
-    engines: [{ peerId: a.peerId, events: { endpoint, replayEndpoint } }],
-    ...(await askNamespace({ peerId: a.peerId, host: "127.0.0.1" })),
-  });
+  const pool = await poolOf(a, events);
 
-  const alone = await complete(a);
+  const alone = await complete(a.url);
   // A stores the prefix a second time, from its offloading tier. vLLM does not reset its cache while
   // the first time is still being offloaded, and answers as if it had.
   await vi.waitFor(
     async () => {
-      await a.post("/reset_prefix_cache");
-      await complete(a);
+      await ask(`${a.url}/reset_prefix_cache`, {});
+      await complete(a.url);
       expect(pool.status().copied).toBeGreaterThan(4);
     },
     { timeout: 60_000, interval: 1000 },
@@ -135,7 +135,7 @@ it("A computes and ends; B takes A's blocks from the pool, and says the same", a
 
   const [remote_host = "", port] = pool.localId.split(":");
   const remote_kv_source = { kv_request_id: "one", remote_host, remote_port: Number(port) };
-  const answer = await complete(b, { kv_transfer_params: { remote_kv_source } });
+  const answer = await complete(b.url, { kv_transfer_params: { remote_kv_source } });
   expect(answer).toEqual({ text: alone.text, cached: 192 });
   expect(pool.status().found).toBeGreaterThan(4);
   await pool.close();
@@ -150,19 +150,9 @@ it("kv-proxy hands a leaving P's KV to the pool, and a new P has it before it ta
   ]);
   servers.push(p, d, other);
   await Promise.all([p.ready(), d.ready(), other.ready()]);
-  const [endpoint = "", replayEndpoint] = events.map((each) => `tcp://127.0.0.1:${each}`);
-  const pool = await openPool({
-    transport,
-    host: "127.0.0.1",
-    port: 0,
-    memoryBytes: 2 ** 26,
-    engines: [{ peerId: p.peerId, events: { endpoint, replayEndpoint } }],
-    ...(await askNamespace({ peerId: p.peerId, host: "127.0.0.1" })),
-  });
+  const pool = await poolOf(p, events);
   const { admin, url: poolUrl } = await servePool(pool);
-  const ended: LogFields[] = [];
-  const info = (event: string, fields: LogFields = {}) =>
-    void (event === "request-done" && ended.push(fields));
+  const { log, logged } = recordedLog();
   const specOf = ({ url, side }: Server) => ({ url, kv: { host: "127.0.0.1", port: side } });
   const tierPort = Number(p.peerId.split(":")[1]);
   const proxy = createProxy({
@@ -170,22 +160,12 @@ it("kv-proxy hands a leaving P's KV to the pool, and a new P has it before it ta
     decoders: [specOf(d)],
     kvSources: { pools: [poolUrl], tierPort },
     routing: { prefill: "prefix-aware" },
-    log: { ...silentLog, info },
+    log,
   });
   const { url } = await proxy.listen({ port: 0 });
-  const ask = async () => {
-    const body = { model: "tiny", prompt: PROMPT, max_tokens: 8, temperature: 0 };
-    const answer = await fetch(`${url}/v1/completions`, {
-      method: "POST",
-      headers: { "content-type": "application/json" },
-      body: JSON.stringify(body),
-    });
-    const { choices } = (await answer.json()) as { choices: { text: string }[] };
-    return { text: choices[0]?.text, record: ended.at(-1) };
-  };
   const { prefill } = proxy.instances;
   try {
-    const first = await ask();
+    const first = await complete(url);
     await vi.waitFor(() => expect(pool.content("", 0).block_size).toBe(32), { timeout: 30_000 });
     await prefill.drain({ url: p.url });
     expect(pool.status().copied).toBeGreaterThan(4);
@@ -198,10 +178,9 @@ it("kv-proxy hands a leaving P's KV to the pool, and a new P has it before it ta
     // It is the only P, and so takes load from the start.
     await vi.waitFor(() => expect(pool.status().found).toBeGreaterThan(4), { timeout: 60_000 });
     await vi.waitFor(() => expect(prefill.find(other)?.inFlight).toBe(0));
-    const second = await ask();
-    expect(second.text).toBe(first.text);
+    expect((await complete(url)).text).toBe(first.text);
     // Of 200 tokens vLLM computes at least the last block's.
-    expect(second.record).toMatchObject({ prefill: other.url, cachedTokens: 192 });
+    expect(logged("request-done").at(-1)).toMatchObject({ prefill: other.url, cachedTokens: 192 });
   } finally {
     await proxy.close();
     await admin.close();

@@ -1,9 +1,10 @@
 import { type ChildProcess, spawn } from "node:child_process";
+import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 import { nixlTransport } from "@kv/nixl";
 import { askNamespace, type BlockStore, MESSAGE_FIELDS, openTier, type Tier } from "@kv/tier";
-import { afterAll, beforeAll, beforeEach, expect, it, test, vi } from "vitest";
+import { afterAll, afterEach, beforeAll, beforeEach, expect, it, test, vi } from "vitest";
 import { killPools } from "../../packages/pool/test/kills.js";
 import { freePorts } from "./free-ports.js";
 import { PEER_DIR } from "./server.js";
@@ -25,10 +26,10 @@ class VllmPeer {
   readonly #process: ChildProcess;
   readonly ended: Promise<void>;
 
-  constructor(port: number, seed = "vllm") {
+  constructor(port: number) {
     this.peerId = `127.0.0.1:${port}`;
     const script = fileURLToPath(new URL("p2p_peer.py", import.meta.url));
-    const args = [script, this.peerId, String(BLOCKS), String(BLOCK_BYTES), seed];
+    const args = [script, this.peerId, String(BLOCKS), String(BLOCK_BYTES), "vllm"];
     this.#process = spawn(`${PEER_DIR}/vv/bin/python`, args, {
       env: { ...process.env, PYTHONPATH: `${PEER_DIR}/vllm33`, VLLM_TARGET_DEVICE: "cpu" },
       stdio: ["pipe", "pipe", "inherit"],
@@ -89,6 +90,13 @@ let tier: Tier;
 let fingerprint = "";
 let requests = 0;
 
+async function startPeer(): Promise<VllmPeer> {
+  const [port = 0] = await freePorts(1);
+  const peer = new VllmPeer(port);
+  await peer.event({ event: "ready" }, 120_000);
+  return peer;
+}
+
 async function openOurs(given: object = {}): Promise<Tier> {
   return openTier({
     transport,
@@ -104,19 +112,16 @@ async function openOurs(given: object = {}): Promise<Tier> {
   });
 }
 
-async function readFills(names: readonly string[], from = tier, signal?: AbortSignal) {
+async function readFills(names: readonly string[], from = tier, of = vllm.peerId) {
   const fills: number[][] = [];
   const keys = names.map((name) => Buffer.from(name));
-  await from.read(vllm.peerId, keys, (_, bytes) => fills.push([...new Set(bytes)]), { signal });
+  await from.read(of, keys, (_, bytes) => fills.push([...new Set(bytes)]));
   return fills;
 }
 
 beforeAll(async () => {
-  const [port = 0] = await freePorts(1);
-  vllm = new VllmPeer(port);
-  ({ fingerprint } = (await vllm.event({ event: "ready" }, 120_000)) as unknown as {
-    fingerprint: string;
-  });
+  vllm = await startPeer();
+  fingerprint = String((await vllm.event({ event: "ready" }))["fingerprint"]);
   for (let block = 0; block < BLOCKS; block += 1)
     memory.bytes.fill(100 + block, block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES);
   tier = await openOurs();
@@ -134,6 +139,9 @@ beforeEach(() => {
   store.slots.clear();
   requests += 1;
 });
+
+/** Nobody holds a block at the end of a test. */
+afterEach(() => vi.waitFor(() => expect(store.pinned).toBe(0)));
 
 it("asks a vLLM which blocks it has, and gives it no metadata", async () => {
   expect(await askNamespace({ peerId: vllm.peerId, host: "127.0.0.1" })).toEqual({
@@ -169,7 +177,6 @@ it("serves a vLLM that looks up first, and gives its blocks back", async () => {
     bytes: [[103], [107]],
   });
   vllm.tell({ finish: request, peer: tier.localId });
-  await vi.waitFor(() => expect(store.pinned).toBe(0));
 });
 
 it("serves a vLLM that fetches without a look-up, as a decode worker's does", async () => {
@@ -183,7 +190,6 @@ it("serves a vLLM that fetches without a look-up, as a decode worker's does", as
   const missing = `r${requests}-missing`;
   vllm.tell({ load: tier.localId, request: missing, keys: ["nobodys"], blocks: [51] });
   expect(await vllm.event({ event: "load", request: missing })).toMatchObject({ success: false });
-  await vi.waitFor(() => expect(store.pinned).toBe(0));
 });
 
 it("gives found blocks back when the vLLM finishes without a fetch", async () => {
@@ -192,7 +198,6 @@ it("gives found blocks back when the vLLM finishes without a fetch", async () =>
   vllm.tell({ read: tier.localId, request, keys: ["ours-a"], blocks: [] });
   await vllm.event({ event: "found", request });
   vllm.tell({ finish: request, peer: tier.localId });
-  await vi.waitFor(() => expect(store.pinned).toBe(0));
 });
 
 test.each([
@@ -220,9 +225,7 @@ it("reads again after it has closed and opened again", async () => {
 });
 
 it("serves 64 peers at a time, of which two are vLLM's, and holds nothing for them afterwards", async () => {
-  const [port = 0] = await freePorts(1);
-  const second = new VllmPeer(port);
-  await second.event({ event: "ready" }, 120_000);
+  const second = await startPeer();
   const small = transport.allocate(BLOCK_BYTES);
   const ours: Tier[] = [];
   while (ours.length < 62) ours.push(await openOurs({ memory: small, landingBlocks: 1 }));
@@ -235,12 +238,7 @@ it("serves 64 peers at a time, of which two are vLLM's, and holds nothing for th
   for (const one of theirs)
     expect(await one.event({ event: "found", request })).toMatchObject({ keys });
 
-  const reads = ours.map(async (one) => {
-    const fills: number[][] = [];
-    const bytes = keys.map((key) => Buffer.from(key));
-    await one.read(tier.localId, bytes, (_, block) => fills.push([...new Set(block)]));
-    return fills;
-  });
+  const reads = ours.map((one) => readFills(keys, one, tier.localId));
   expect(await Promise.all(reads)).toEqual(ours.map(() => [[103], [107]]));
   for (const one of theirs)
     expect(await one.event({ event: "load", request })).toMatchObject({
@@ -252,16 +250,13 @@ it("serves 64 peers at a time, of which two are vLLM's, and holds nothing for th
   for (const one of theirs) one.tell({ finish: request, peer: tier.localId });
   await Promise.all([second.end("SIGKILL"), ...ours.map((one) => one.close())]);
   await vi.waitFor(() => expect(tier.peers).toEqual([vllm.peerId]), { timeout: 10_000 });
-  await vi.waitFor(() => expect(store.pinned).toBe(0));
   small.close();
 }, 300_000);
 
 test.each(["SIGTERM", "SIGKILL"] as const)(
   "a vLLM that ends by %s in the middle of a read: the read is rejected, and nothing is held",
   async (signal) => {
-    const [port = 0] = await freePorts(1);
-    const ending = new VllmPeer(port);
-    await ending.event({ event: "ready" }, 120_000);
+    const ending = await startPeer();
     ending.tell({ hold: { "gone-0": 5 } });
     await new Promise((resolve) => setTimeout(resolve, 100));
     const take = vi.fn();
@@ -275,15 +270,15 @@ test.each(["SIGTERM", "SIGKILL"] as const)(
     await ending.end(signal);
     await rejected;
     await vi.waitFor(() => expect(tier.peers).not.toContain(ending.peerId));
-    expect(store.pinned).toBe(0);
   },
   180_000,
 );
 
-it("has the messages and fields of the wheel's protocol.py, and no others", async () => {
-  const { readFile } = await import("node:fs/promises");
+it("has the messages and fields of the wheel's protocol.py, and no others", () => {
   const path = `${PEER_DIR}/vllm33/vllm/v1/kv_offload/tiering/p2p/session/protocol.py`;
-  const classes = (await readFile(path, "utf8")).split(/^class \w+Msg:$/m).slice(1);
+  const classes = readFileSync(path, "utf8")
+    .split(/^class \w+Msg:$/m)
+    .slice(1);
   const theirs = classes.map((text) => {
     const constants = [...text.matchAll(/^ {4}([A-Z_]+) = "(\w+)"$/gm)];
     const type = constants.find(([, name]) => name === "TYPE")?.[2];

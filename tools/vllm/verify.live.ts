@@ -1,7 +1,6 @@
-import { execFile } from "node:child_process";
 import { type FrontFault, startFaultyFront } from "@kv/testing/http/faulty-front";
-import { builtProgram } from "@kv/testing/node-programs";
 import { beforeAll, describe, expect, test } from "vitest";
+import { verifyPair } from "../../packages/peer/test/run-kv-peer.js";
 import { plain } from "./completion.js";
 import { openProxy } from "./proxy-pair.js";
 import { vllmServers } from "./server.js";
@@ -50,20 +49,10 @@ describe.each([
   }
   const through = async <T>(fault: FrontFault, work: (url: string) => Promise<T>) =>
     closing(await startFaultyFront(urls(), fault), work);
-  function verify(front: string): Promise<{ code: number; stdout: string; verdict: string }> {
-    const { prefill, decode } = urls();
-    const args = ["verify", front, "--prefill", prefill, "--decode", decode, "--requests", "3"];
-    return new Promise((resolve) => {
-      execFile(
-        process.execPath,
-        [builtProgram("kv-peer"), ...args, "--free-within", "30s"],
-        (error, stdout, stderr) => {
-          console.info(`${stdout}${stderr}`);
-          const verdict = /\n(?:fail|warn|ok): (.*)\n$/.exec(stdout)?.[1] ?? stderr;
-          resolve({ code: typeof error?.code === "number" ? error.code : 0, stdout, verdict });
-        },
-      );
-    });
+  async function verify(front: string) {
+    const ended = await verifyPair(front, urls(), "--requests 3 --free-within 30s");
+    console.info(ended.stdout, ended.verdict);
+    return ended;
   }
 
   if (tls !== "all") {

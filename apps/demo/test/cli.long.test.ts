@@ -1,11 +1,11 @@
 // A long suite: starts the demo with each kind of arguments.
+
 import { writeFileSync } from "node:fs";
-import { mkdtemp, rm } from "node:fs/promises";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { someOf } from "@kv/testing/long-run";
-import { describe, expect, it } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { describe, expect, it, onTestFinished } from "vitest";
 import { ended, startDemo, startNode } from "./support/run-demo.js";
 
 const root = fileURLToPath(new URL("../../..", import.meta.url));
@@ -67,25 +67,20 @@ describe("the demo's command line", () => {
   });
 
   it("prints a table and reads prompts from a file", async () => {
-    const folder = await mkdtemp(join(tmpdir(), "kv-demo-"));
-    const file = join(folder, "prompts");
+    const file = join(scratchFolder(onTestFinished), "prompts");
     writeFileSync(file, `t5 t6 t7 t8\n\n"t9 t10"\n[11, 12, 13]\n`);
-    try {
-      const line = "--transport memory --max-tokens 2 --prefill-platform neuron --prompts";
-      const { code, stdout, stderr } = await run([...line.split(" "), file]);
-      expect(stderr).toMatch(
-        /1 prefill \(TP 1, block 16, neuron, simulated\), 1 decode \(TP 1, block 16\)/,
-      );
-      expect(stdout).toMatch(
-        /prompt +TTFT +queue +prefill +save +connect +transfer +load +first +other +decode +bytes +KV +tokens/,
-      );
-      expect(stdout.split("\n").filter((line) => line.length > 100)).toEqual([]);
-      expect(stdout).toMatch(/\n +4 .*\n +2 .*\n +3 /);
-      expect(stdout).toContain("all 6 requests have the tokens of a run in one process");
-      expect(code).toBe(0);
-    } finally {
-      await rm(folder, { recursive: true });
-    }
+    const line = "--transport memory --max-tokens 2 --prefill-platform neuron --prompts";
+    const { code, stdout, stderr } = await run([...line.split(" "), file]);
+    expect(stderr).toMatch(
+      /1 prefill \(TP 1, block 16, neuron, simulated\), 1 decode \(TP 1, block 16\)/,
+    );
+    expect(stdout).toMatch(
+      /prompt +TTFT +queue +prefill +save +connect +transfer +load +first +other +decode +bytes +KV +tokens/,
+    );
+    expect(stdout.split("\n").filter((line) => line.length > 100)).toEqual([]);
+    expect(stdout).toMatch(/\n +4 .*\n +2 .*\n +3 /);
+    expect(stdout).toContain("all 6 requests have the tokens of a run in one process");
+    expect(code).toBe(0);
   });
 
   const refused: [string[], RegExp][] = [

@@ -1,14 +1,14 @@
 // A long suite: ends the demo's instances by force over NIXL; the fault runs and
 // packages/proxy/test/flow/failure.test.ts have such ends.
 import { existsSync } from "node:fs";
-import { KvError, silentLog } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
 import { describe, expect, it } from "vitest";
-import { type Cluster, startCluster } from "../src/cluster/cluster.js";
+import type { Cluster } from "../src/cluster/cluster.js";
 import { planProxy } from "../src/cluster/cluster-plan.js";
 import { compareKv, fetchRecords, sameTokens } from "../src/run/check-run.js";
 import { complete } from "../src/run/completion-client.js";
-import { expectIdle, PAIR, preparedRun } from "./support/matrix.js";
+import { expectIdle, PAIR, preparedRun, startPair } from "./support/matrix.js";
 import { nixlAbsence } from "./support/nixl-absence.js";
 
 const absence = await nixlAbsence();
@@ -83,9 +83,9 @@ describe.skipIf(absence !== undefined)(
       async (role, platform) => {
         await preparedRun();
         const platforms = { prefillPlatform: platform, decodePlatform: platform };
-        await using up = await startCluster(
-          { ...PAIR, ...platforms, transport: "nixl", leaseSeconds: 6, requestTimeoutSeconds: 10 },
-          { log: silentLog, logLevel: "silent", restart: true },
+        await using up = await startPair(
+          { ...platforms, transport: "nixl", leaseSeconds: 6, requestTimeoutSeconds: 10 },
+          { restart: true },
         );
         const [victim, other] =
           role === "prefill" ? [up.prefills[0], up.decodes[0]] : [up.decodes[0], up.prefills[0]];

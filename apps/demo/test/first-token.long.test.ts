@@ -1,46 +1,33 @@
 // A long suite: measures whose time the first token took.
 
-import { mkdtempSync, readFileSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { silentLog } from "@kv/interface";
 import { readSpans, type TraceSpan } from "@kv/testing/recorded-spans";
-import { afterAll, afterEach, beforeAll, describe, expect, it } from "vitest";
-import { startCluster } from "../src/cluster/cluster.js";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { afterAll, beforeAll, describe, expect, it, onTestFinished } from "vitest";
 import type { ClusterOptions } from "../src/cluster/cluster-plan.js";
 import { complete } from "../src/run/completion-client.js";
-import { expectIdle, PAIR, preparedRun } from "./support/matrix.js";
+import { expectAllIdle, expectIdle, preparedRun, startPair } from "./support/matrix.js";
 import { type MemoryPair, memoryPair, post, prefillLeg } from "./support/memory-pair.js";
 
 // `seed_first_token` (vllm#51919): P passes the token that it has sampled on, and D emits it.
 
 const SEEDED: Partial<ClusterOptions> = { extraConfig: { seed_first_token: true } };
-const closing: (() => Promise<void>)[] = [];
-afterEach(async () => {
-  for (const close of closing.splice(0).reverse()) await close();
-});
 
 /** The prompts' tokens through a cluster's proxy, with streams, and the spans of its servers. */
 async function throughProxy(options: Partial<ClusterOptions>) {
-  const folder = mkdtempSync(join(tmpdir(), "kv-first-token-"));
-  closing.push(async () => rmSync(folder, { recursive: true, force: true }));
-  const trace = join(folder, "spans.jsonl");
+  const trace = join(scratchFolder(onTestFinished), "spans.jsonl");
   const { prompts, expected } = await preparedRun();
   const streams: (readonly number[])[] = [];
-  const cluster = await startCluster(
-    { ...PAIR, ...options },
-    { log: silentLog, logLevel: "error", trace },
-  );
-  try {
+  {
+    await using cluster = await startPair(options, { trace });
     const { url } = cluster.proxy;
     for (const [i, promptTokens] of prompts.entries()) {
       const maxTokens = expected[i]?.length ?? 0;
       const outcome = await complete({ url, requestId: `stream-${i}`, promptTokens, maxTokens });
       streams.push(outcome.tokens);
     }
-    await expectIdle(...cluster.prefills, ...cluster.decodes);
-  } finally {
-    await cluster.close();
+    await expectAllIdle(cluster);
   }
   const spans = readFileSync(trace, "utf8").trim().split("\n").flatMap(readSpans);
   return { streams, expected, spans };
@@ -75,7 +62,7 @@ describe.each(["NixlConnector", "NixlPushConnector"])("%s", (connector) => {
 it("is off by default: P's answer has no such key, and D does not read one", async () => {
   const { prompt, answer } = await preparedRun();
   const both = await memoryPair();
-  closing.push(() => both.close());
+  onTestFinished(() => both.close());
   const params = await prefillLeg(both, prompt);
   expect(params).not.toHaveProperty("first_token_ids");
   expect(params["kv_peer"]).not.toHaveProperty("sampling");

@@ -1,12 +1,13 @@
 // A long suite: waits until Prometheus has scraped and no alert has fired.
+
 import { execFileSync, type SpawnSyncReturns, spawn } from "node:child_process";
 import { once } from "node:events";
-import { cpSync, existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { cpSync, existsSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { createProxy } from "@kv/proxy";
 import { freePort } from "@kv/testing/http/listening";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { withMade } from "../../../tools/docs/page-parts.js";
 import { type Cluster, startCluster } from "../src/cluster/cluster.js";
@@ -174,12 +175,10 @@ const missing =
 const isSkipped = missing !== undefined && process.env.CI !== "true";
 
 describe.skipIf(isSkipped)(`Prometheus (${missing ?? "found"})`, () => {
-  let work = "";
+  const work = scratchFolder();
   beforeAll(() => {
-    work = mkdtempSync(join(tmpdir(), "kv-prometheus-"));
     cpSync(monitoring, work, { recursive: true });
   });
-  afterAll(() => rmSync(work, { recursive: true, force: true }));
 
   /** Runs promtool; an error has its output. */
   function check(...args: string[]): string {

@@ -5,12 +5,11 @@ import { createProxy } from "@kv/proxy";
 import { isLongRun } from "@kv/testing/long-run";
 import { memoryNetwork, seededRandom } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { startCluster } from "../src/cluster/cluster.js";
 import { planInstances, planProxy } from "../src/cluster/cluster-plan.js";
 import { sameTokens } from "../src/run/check-run.js";
 import { complete } from "../src/run/completion-client.js";
 import { type Conversation, prepareConversation, READBACK } from "../src/run/turns.js";
-import { expectIdle, PAIR } from "./support/matrix.js";
+import { expectIdle, PAIR, startPair } from "./support/matrix.js";
 import { post } from "./support/memory-pair.js";
 import { nixlAbsence } from "./support/nixl-absence.js";
 import { startRelayed } from "./support/relayed-instance.js";
@@ -186,8 +185,7 @@ describe("instances end under conversations that are read back", () => {
   it.runIf(isLongRun && absence === undefined)(
     "50 of 50 requests are served over NIXL, each instance in its own process",
     async () => {
-      const log = { log: silentLog, logLevel: "silent", restart: true } as const;
-      await using cluster = await startCluster({ ...FLEET, transport: "nixl" }, log);
+      await using cluster = await startPair({ ...FLEET, transport: "nixl" }, { restart: true });
       const victims = [...cluster.prefills, ...cluster.decodes].map((member): Victim => {
         let replaced = Promise.resolve();
         return {

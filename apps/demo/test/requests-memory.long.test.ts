@@ -1,11 +1,10 @@
 // A long suite: requests of all kinds in memory. The suites of @kv/pull and @kv/push have what
 // their transfers refuse, and what happens when these fail.
 import { describe, expect, it, onTestFinished } from "vitest";
-import { type Cluster, startCluster } from "../src/cluster/cluster.js";
 import { jsonLog } from "../src/processes/json-log.js";
 import { fetchRecords } from "../src/run/check-run.js";
 import { complete } from "../src/run/completion-client.js";
-import { expectIdle, PAIR, preparedRun } from "./support/matrix.js";
+import { expectIdle, preparedRun, startPair } from "./support/matrix.js";
 import { type Answer, memoryPair, post, prefillLeg } from "./support/memory-pair.js";
 
 async function open<T extends { close(): Promise<void> }>(opening: Promise<T>): Promise<T> {
@@ -13,13 +12,8 @@ async function open<T extends { close(): Promise<void> }>(opening: Promise<T>): 
   onTestFinished(() => opened.close());
   return opened;
 }
-const cluster = (connector = "NixlConnector"): Promise<Cluster> =>
-  open(
-    startCluster(
-      { ...PAIR, connector, leaseSeconds: 3 },
-      { log: jsonLog("error"), logLevel: "error" },
-    ),
-  );
+const cluster = (connector = "NixlConnector") =>
+  open(startPair({ connector, leaseSeconds: 3 }, { log: jsonLog("error"), logLevel: "error" }));
 
 it("field.md R13: a prompt that is too long is refused in the words of one engine, without P's limit of one token", async () => {
   const { proxy, decodes } = await cluster();

@@ -1,9 +1,8 @@
-import { silentLog } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
 import { afterAll, beforeAll, describe, expect, it } from "vitest";
-import { type Cluster, startCluster } from "../src/cluster/cluster.js";
+import type { Cluster } from "../src/cluster/cluster.js";
 import { fetchRecords } from "../src/run/check-run.js";
-import { PAIR, preparedRun } from "./support/matrix.js";
+import { preparedRun, startPair } from "./support/matrix.js";
 
 // The header's rules are in packages/proxy/test/flow/sidecar.test.ts.
 
@@ -29,10 +28,7 @@ describe.each(CONNECTORS)("a sidecar beside a decode instance, %s", (connector, 
 
   beforeAll(async () => {
     ({ prompts } = await preparedRun());
-    cluster = await startCluster(
-      { ...PAIR, connector, leaseSeconds: 5 },
-      { log: silentLog, logLevel: "error" },
-    );
+    cluster = await startPair({ connector, leaseSeconds: 5 });
     [prefillUrl = "", decodeUrl = ""] = [...cluster.prefills, ...cluster.decodes].map(
       (member) => member.url,
     );

@@ -1,9 +1,7 @@
-import { silentLog } from "@kv/interface";
 import { isLongRun } from "@kv/testing/long-run";
 import { describe, expect, it } from "vitest";
-import { startCluster } from "../src/cluster/cluster.js";
 import { complete } from "../src/run/completion-client.js";
-import { expectIdle, PAIR, preparedRun } from "./support/matrix.js";
+import { expectAllIdle, preparedRun, startPair } from "./support/matrix.js";
 import { post } from "./support/memory-pair.js";
 import { nixlAbsence } from "./support/nixl-absence.js";
 
@@ -30,10 +28,12 @@ describe.each(RUNS)("over %s with %s", (transport, connector, extraConfig) => {
     "the %s engine sleeps and wakes: it answers 503 meanwhile, and then hands over with its peer as before",
     async (side) => {
       const { prompts, expected } = await preparedRun();
-      await using cluster = await startCluster(
-        { ...PAIR, transport, connector, extraConfig, leaseSeconds: 5 },
-        { log: silentLog, logLevel: "silent" },
-      );
+      await using cluster = await startPair({
+        transport,
+        connector,
+        extraConfig,
+        leaseSeconds: 5,
+      });
       const { proxy, prefills, decodes } = cluster;
       const sleeper = (side === "prefill" ? prefills : decodes)[0]?.url ?? "";
       const call = (path: string, method = "GET") => fetch(sleeper + path, { method });
@@ -63,7 +63,7 @@ describe.each(RUNS)("over %s with %s", (transport, connector, extraConfig) => {
       expect(await ask(2)).toEqual(expected[2]);
       // What was in the prefix cache before the sleep is gone.
       expect(await ask(0)).toEqual(expected[0]);
-      await expectIdle(...prefills, ...decodes);
+      await expectAllIdle(cluster);
     },
     240_000,
   );

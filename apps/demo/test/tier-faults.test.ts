@@ -1,13 +1,13 @@
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { mkdtemp, open, readdir, rm } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { open, readdir } from "node:fs/promises";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 import { manualClock } from "@kv/testing/manual-clock";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { bundled } from "@kv/testing/node-programs";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { memoryNetwork } from "@kv/transport-memory";
 import { describe, expect, it, onTestFinished, vi } from "vitest";
 import { tierMember, transportOf } from "./support/tier-member.js";
@@ -58,8 +58,7 @@ describe.skipIf(nixlMissing !== undefined)("a pool of another process, over NIXL
   });
 
   it("whose file was damaged: it brings what comes before the damage", async () => {
-    const folder = await mkdtemp(join(tmpdir(), "kv-damaged-"));
-    onTestFinished(() => rm(folder, { recursive: true }));
+    const folder = scratchFolder(onTestFinished);
     const one = await member();
     const first = await endingPool(
       JSON.stringify(one.tier.namespace),

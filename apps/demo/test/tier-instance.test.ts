@@ -1,5 +1,6 @@
 import { createProxy } from "@kv/proxy";
 import { sendJson, startUpstream } from "@kv/testing/http/fake-upstream";
+import { held } from "@kv/testing/nothing-left";
 import { blockHashes, offloadKey } from "@kv/tier";
 import { memoryNetwork } from "@kv/transport-memory";
 import { expect, it, onTestFinished } from "vitest";
@@ -21,7 +22,7 @@ it("an instance fetches what a request's remote_kv_source has, as P and alone", 
   if (a === undefined || b === undefined) throw new Error("no instances are planned");
   onTestFinished(async () => {
     await Promise.all([a.close(), b.close()]);
-    expect(Object.values(network.outstanding()).reduce((sum, held) => sum + held, 0)).toBe(0);
+    expect(held(network.outstanding())).toEqual({});
   });
   const [remote_host = "", port] = peerOf(a).split(":");
   const remote_kv_source = { kv_request_id: "one", remote_host, remote_port: Number(port) };
@@ -89,7 +90,7 @@ it.each([
     await proxy.close({ graceMs: 0 });
     await pool.close();
     for (const each of [d, p, source]) await each.close();
-    expect(Object.values(network.outstanding()).reduce((sum, held) => sum + held, 0)).toBe(0);
+    expect(held(network.outstanding())).toEqual({});
   });
   await expect.poll(() => proxy.status().kv_pools).toMatchObject([{ unused: null, blocks: 6 }]);
   const { status, body } = await post(url, { prompt: PROMPT, max_tokens: 4 });

@@ -1,17 +1,12 @@
-import { mkdtempSync, readFileSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { silentLog } from "@kv/interface";
 import { readSpans, recordedSpans, type TraceSpan } from "@kv/testing/recorded-spans";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { memoryNetwork } from "@kv/transport-memory";
-import { afterAll, expect, it, onTestFinished } from "vitest";
-import { startCluster } from "../src/cluster/cluster.js";
+import { expect, it, onTestFinished } from "vitest";
 import { type ClusterOptions, planInstances } from "../src/cluster/cluster-plan.js";
-import { PAIR } from "./support/matrix.js";
+import { PAIR, startPair } from "./support/matrix.js";
 import { post, startInMemory } from "./support/memory-pair.js";
-
-const folder = mkdtempSync(join(tmpdir(), "kv-trace-"));
-afterAll(() => rmSync(folder, { recursive: true, force: true }));
 
 const traceId = "0af7651916cd43dd8448eb211c80319c";
 const traceparent = `00-${traceId}-b7ad6b7169203331-01`;
@@ -22,14 +17,9 @@ const body = { prompt: Array.from({ length: 40 }, (_, at) => at + 7), max_tokens
  * servers.
  */
 async function spansOf(options: Partial<ClusterOptions>): Promise<TraceSpan[]> {
-  const trace = join(mkdtempSync(join(folder, "run-")), "spans.jsonl");
-  const settings = { ...PAIR, ...options };
+  const trace = join(scratchFolder(onTestFinished), "spans.jsonl");
   {
-    await using cluster = await startCluster(settings, {
-      log: silentLog,
-      logLevel: "error",
-      trace,
-    });
+    await using cluster = await startPair(options, { trace });
     expect((await post(cluster.proxy.url, body, { traceparent })).status).toBe(200);
   }
   return readFileSync(trace, "utf8").trim().split("\n").flatMap(readSpans);

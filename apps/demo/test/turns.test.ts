@@ -1,6 +1,4 @@
-import { silentLog } from "@kv/interface";
 import { describe, expect, it } from "vitest";
-import { startCluster } from "../src/cluster/cluster.js";
 import type { ClusterOptions } from "../src/cluster/cluster-plan.js";
 import {
   areEqual,
@@ -9,7 +7,7 @@ import {
   prepareConversation,
   READBACK,
 } from "../src/run/turns.js";
-import { PAIR } from "./support/matrix.js";
+import { startPair } from "./support/matrix.js";
 import { nixlAbsence } from "./support/nixl-absence.js";
 
 const absence = await nixlAbsence();
@@ -20,10 +18,7 @@ const conversation = () =>
 
 async function play(options: Partial<ClusterOptions>) {
   const spoken = await conversation();
-  await using cluster = await startCluster(
-    { ...PAIR, extraConfig: READBACK, readback: true, ...options },
-    { log: silentLog, logLevel: "error" },
-  );
+  await using cluster = await startPair({ extraConfig: READBACK, readback: true, ...options });
   return await playConversation(cluster, spoken);
 }
 

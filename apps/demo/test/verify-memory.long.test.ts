@@ -1,13 +1,12 @@
 // A long suite: runs kv-peer verify against the demo.
-import { silentLog } from "@kv/interface";
 import { EngineServer, verify } from "@kv/peer";
-import { startUpstream } from "@kv/testing/http/fake-upstream";
+import { sendJson, startUpstream } from "@kv/testing/http/fake-upstream";
 import { type FrontFault, startFaultyFront } from "@kv/testing/http/faulty-front";
 import { isLongRun } from "@kv/testing/long-run";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { type Cluster, startCluster } from "../src/cluster/cluster.js";
+import type { Cluster } from "../src/cluster/cluster.js";
 import { complete } from "../src/run/completion-client.js";
-import { PAIR } from "./support/matrix.js";
+import { startPair } from "./support/matrix.js";
 import { post } from "./support/memory-pair.js";
 
 // kv-peer verify against the demo's engines: /metrics with vLLM's names, kv-proxy or a faulty front
@@ -24,10 +23,7 @@ describe.each(["NixlConnector", "push"] as const)("verify with %s", (connector) 
   };
   beforeAll(async () => {
     // The lease is far longer than a test waits: blocks that are freed were released.
-    cluster = await startCluster(
-      { ...PAIR, connector, leaseSeconds: 600 },
-      { log: silentLog, logLevel: "silent" },
-    );
+    cluster = await startPair({ connector, leaseSeconds: 600 });
     await complete({
       url: cluster.proxy.url,
       requestId: "first",
@@ -77,22 +73,15 @@ describe.each(["NixlConnector", "push"] as const)("verify with %s", (connector) 
     expect(check("tokens.equal")?.found).toMatch(
       /^2 of 2 prompts have the answer of http\S+ alone$/,
     );
-    expect([check("blocks.prefill-freed")?.status, check("blocks.decode-freed")?.status]).toEqual([
-      "ok",
-      "ok",
-    ]);
+    for (const side of ["prefill", "decode"])
+      expect(check(`blocks.${side}-freed`)?.status).toBe("ok");
   });
 
   fault("tokens that are not those of the reference fail, with the first difference", async () => {
-    const other = await startUpstream(
-      ({ path, response }) =>
-        void response.end(
-          JSON.stringify(
-            path === "/v1/models"
-              ? { data: [{ id: "other" }] }
-              : { choices: [{ token_ids: [1, 2], text: "" }] },
-          ),
-        ),
+    const models = { data: [{ id: "other" }] };
+    const answer = { choices: [{ token_ids: [1, 2], text: "" }] };
+    const other = await startUpstream(({ path, response }) =>
+      sendJson(response, path === "/v1/models" ? models : answer),
     );
     const { failed, check } = await verified(cluster.proxy.url, { reference: other.url });
     await other.close();

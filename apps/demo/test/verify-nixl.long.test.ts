@@ -1,16 +1,14 @@
 // A long suite: runs kv-peer verify over NIXL; verify-memory.long.test.ts and
 // packages/peer/test/verify.long.test.ts have its checks.
-import { execFile } from "node:child_process";
-import { silentLog } from "@kv/interface";
 import { startFaultyFront } from "@kv/testing/http/faulty-front";
-import { builtProgram } from "@kv/testing/node-programs";
-import { afterEach, describe, expect, it } from "vitest";
+import { afterEach, describe, expect, it, vi } from "vitest";
+import { verifyPair } from "../../../packages/peer/test/run-kv-peer.js";
 import { expectShown } from "../../../tools/docs/expect-shown.js";
 import { masked, type PageOutput, pageOutputs } from "../../../tools/docs/page-outputs.js";
 import { readPages } from "../../../tools/site/pages.js";
-import { type Cluster, startCluster } from "../src/cluster/cluster.js";
+import type { Cluster } from "../src/cluster/cluster.js";
 import { complete } from "../src/run/completion-client.js";
-import { PAIR } from "./support/matrix.js";
+import { startPair } from "./support/matrix.js";
 import { nixlAbsence } from "./support/nixl-absence.js";
 
 // The outputs in docs/operate/verify.md are what the command prints here; -u writes them.
@@ -28,17 +26,11 @@ afterEach(async () => {
 
 /** Two demo instances in processes of their own, whose UCX may use only `tls`. */
 async function start(tls: string | undefined) {
-  const before = process.env.UCX_TLS;
-  if (tls === undefined) delete process.env.UCX_TLS;
-  else process.env.UCX_TLS = tls;
+  vi.stubEnv("UCX_TLS", tls);
   try {
-    cluster = await startCluster(
-      { ...PAIR, transport: "nixl", leaseSeconds: 600 },
-      { log: silentLog, logLevel: "silent" },
-    );
+    cluster = await startPair({ transport: "nixl", leaseSeconds: 600 });
   } finally {
-    if (before === undefined) delete process.env.UCX_TLS;
-    else process.env.UCX_TLS = before;
+    vi.unstubAllEnvs();
   }
   const { proxy, prefills, decodes } = cluster;
   const [prefill, decode] = [prefills[0]?.url ?? "", decodes[0]?.url ?? ""];
@@ -46,15 +38,8 @@ async function start(tls: string | undefined) {
   return { proxy: proxy.url, prefill, decode };
 }
 
-function verify(front: string, { prefill, decode }: { prefill: string; decode: string }) {
-  const args = ["verify", front, "--prefill", prefill, "--decode", decode, "--requests", "4"];
-  return new Promise<{ code: number; stdout: string; failed: string }>((resolve) => {
-    execFile(process.execPath, [builtProgram("kv-peer"), ...args], (error, stdout, stderr) => {
-      const failed = /\n(?:fail|warn|ok): (.*)\n$/.exec(stdout)?.[1] ?? stderr;
-      resolve({ code: typeof error?.code === "number" ? error.code : 0, stdout, failed });
-    });
-  });
-}
+const verify = (front: string, servers: { prefill: string; decode: string }) =>
+  verifyPair(front, servers, "--requests 4");
 
 describe.skipIf(absence !== undefined)(
   `kv-peer verify over NIXL${absence === undefined ? "" : ` (${absence})`}`,
@@ -69,14 +54,14 @@ describe.skipIf(absence !== undefined)(
 
       const front = await startFaultyFront(servers, "decode-alone");
       const failed = await verify(front.url, servers).finally(() => front.close());
-      expect(failed).toMatchObject({ code: 1, failed: "transfer.recomputed" });
+      expect(failed).toMatchObject({ code: 1, verdict: "transfer.recomputed" });
       await expectShown(recomputes, failed.stdout, masked);
     }, 240_000);
 
     it("vllm#52607: a pair that is forced to TCP on one host fails with that name", async () => {
       const servers = await start("tcp,self");
       const tcp = await verify(servers.proxy, servers);
-      expect(tcp).toMatchObject({ code: 1, failed: "lane.tcp-on-one-host" });
+      expect(tcp).toMatchObject({ code: 1, verdict: "lane.tcp-on-one-host" });
     }, 240_000);
   },
 );

@@ -13,9 +13,3 @@ test.each([
   expect({ code, stdout }).toEqual({ code: 2, stdout: "" });
   expect(stderr).toMatch(/^kv-peer: .+ \[KV_CONFIG_INVALID\]$/m);
 });
-
-test("--help exits with 0 and shows times in the form in which they are given", async () => {
-  const { code, stdout } = await runKvPeer("decode --help");
-  expect(code).toBe(0);
-  expect(stdout).toMatch(/--lease <time> .*\(default: 30s\)/);
-});

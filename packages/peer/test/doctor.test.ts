@@ -58,17 +58,13 @@ test("first-contact.md 1: the blocks of the doctor's prompts are freed when it r
   const failing = delegateTo(memoryTransport({ network }), {
     allocate: () => expect.fail("no memory is left"),
   });
-  const { checks } = await pairDoctor({
+  const options = {
     prefill: readTarget(prefill.server.url),
     sideChannel: prefill.sideChannel,
     bytes: { transport: failing },
-  });
-  const interrupted = pairDoctor({
-    prefill: readTarget(prefill.server.url),
-    sideChannel: prefill.sideChannel,
-    bytes: { transport: failing },
-    signal: AbortSignal.abort(),
-  });
+  };
+  const { checks } = await pairDoctor(options);
+  const interrupted = pairDoctor({ ...options, signal: AbortSignal.abort() });
   await expect(interrupted).rejects.toMatchObject({ code: "KV_REQUEST_ABORTED" });
   await failing.close();
   expect(checks.find(({ id }) => id === "bytes.prefill")?.status).toBe("fail");

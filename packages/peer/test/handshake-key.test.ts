@@ -1,16 +1,15 @@
-import { mkdtempSync, readdirSync, rmSync, statSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { readdirSync, statSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { afterAll, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { expect, test } from "vitest";
 import type { Report } from "../src/checks/report.js";
 import { record } from "../src/recording/record.js";
 import { runKvPeer } from "./run-kv-peer.js";
 import { serveSample } from "./served.js";
 
-const folder = mkdtempSync(join(tmpdir(), "kv-peer-key-"));
+const folder = scratchFolder();
 const handshakeKeyFile = join(folder, "key");
 writeFileSync(handshakeKeyFile, "the shared key of this test", { mode: 0o600 });
-afterAll(() => rmSync(folder, { recursive: true }));
 
 async function doctor(keyFile?: string) {
   const { server } = await serveSample({ handshakeKeyFile });

@@ -14,6 +14,9 @@ import { serveSample } from "./served.js";
 // The headless decode engine against the headless prefill server, over real HTTP and ZMQ.
 const LIMITS = { maxFailed: 0, maxLeakedBlocks: 0 };
 const common = { promptTokens: [100, 40], concurrency: 3, leaseMs: 60_000 };
+const soon = { leaseMs: 1, freeWithinMs: 1, leaseMarginMs: 1 };
+const reportOf = (result: Parameters<typeof loadReport>[0], limits: LoadLimits = LIMITS) =>
+  loadReport(result, { url: "x", vllmVersion: "0.33.0" }, limits);
 
 /** What a lease is for P: in push the blocks of an aborted request wait for its end. */
 describe.each([
@@ -28,8 +31,8 @@ describe.each([
 
   test("gives every prompt, and frees all blocks", async () => {
     const result = await loaded({ requests: 8 });
-    const { server, prefill } = result.served;
-    const report = loadReport(result, { url: server.url, vllmVersion: "0.33.0" }, LIMITS);
+    const { prefill } = result.served;
+    const report = reportOf(result);
     expect(loadReportSchema.parse(report)).toEqual(report);
     expect(report).toMatchObject({
       verdict: "ok",
@@ -53,27 +56,18 @@ describe.each([
 
 test("a server that keeps blocks of unnotified reads longer than the given lease exceeds the limit", async () => {
   const served = await serveSample({ leaseMs: 600_000 });
-  const options = {
-    ...served,
-    ...common,
-    leaseMs: 1,
-    freeWithinMs: 1,
-    requests: 1,
-    leaseMarginMs: 1,
-  };
-  const result = await load({ ...options, noNotifyShare: 1 });
-  const report = loadReport(result, { url: "x", vllmVersion: undefined }, LIMITS);
+  const options = { ...served, ...common, ...soon, requests: 1 };
+  const report = reportOf(await load({ ...options, noNotifyShare: 1 }));
   expect(report).toMatchObject({ verdict: "fail", leaks: { leaked: 4 } });
   expect(report.reasons.join()).toContain("4 blocks were not free after their lease");
   expect(loadText(report)).not.toContain("is not seen");
-  const next = loadReport(await load(options), { url: "x", vllmVersion: undefined }, LIMITS);
+  const next = reportOf(await load(options));
   expect(next).toMatchObject({ leaks: { before: 4, leaked: 0 } });
   expect(loadText(next)).toContain("a leak of up to 4 blocks is not seen");
 });
 
 test("a server that stops answering fails: its blocks are unknown", async () => {
   const served = await serveSample();
-  const { server } = served;
   let alive = true;
   const failWhenDead = () => (alive ? undefined : Promise.reject(new Error("connection refused")));
   class DyingServer extends EngineServer {
@@ -86,21 +80,13 @@ test("a server that stops answering fails: its blocks are unknown", async () => 
       await super.nudge();
     }
   }
-  const dying = new DyingServer(server.url);
+  const server = new DyingServer(served.server.url);
   const progress = () => {
     alive = false;
   };
-  const soon = { leaseMs: 1, freeWithinMs: 1, leaseMarginMs: 1 };
-  const result = await load({
-    ...served,
-    ...common,
-    ...soon,
-    server: dying,
-    requests: 1,
-    progress,
-  });
+  const result = await load({ ...served, ...common, ...soon, server, requests: 1, progress });
   expect(result.leaks).toBeUndefined();
-  const report = loadReport(result, { url: server.url, vllmVersion: undefined }, LIMITS);
+  const report = reportOf(result);
   expect(loadReportSchema.parse(report)).toEqual(report);
   expect(report.verdict).toBe("fail");
   expect(report.reasons.join()).toContain("leaks are unknown");
@@ -109,28 +95,20 @@ test("a server that stops answering fails: its blocks are unknown", async () => 
 
 test("a server whose metrics do not show its blocks fails unless that is allowed", async () => {
   const served = await serveSample();
-  const { server } = served;
   class ServerWithoutMetrics extends EngineServer {
     override metrics = () => Promise.reject(new Error("404"));
   }
-  const result = await load({
-    ...served,
-    ...common,
-    server: new ServerWithoutMetrics(server.url),
-    requests: 1,
-  });
-  const verdict = (limits: LoadLimits) =>
-    loadReport(result, { url: "x", vllmVersion: undefined }, limits).verdict;
-  expect(verdict(LIMITS)).toBe("fail");
-  expect(verdict({ ...LIMITS, allowUnknownLeaks: true })).toBe("ok");
+  const server = new ServerWithoutMetrics(served.server.url);
+  const result = await load({ ...served, ...common, server, requests: 1 });
+  expect(reportOf(result).verdict).toBe("fail");
+  expect(reportOf(result, { ...LIMITS, allowUnknownLeaks: true }).verdict).toBe("ok");
 });
 
 test("failed requests are counted by code and exceed the limit", async () => {
   // The cache has room for one prompt, and the server is never notified that it was read.
   const served = await serveSample({ numBlocks: 5 });
-  const soon = { leaseMs: 1, freeWithinMs: 1, leaseMarginMs: 1, noNotifyShare: 1 };
-  const result = await load({ ...served, ...common, ...soon, promptTokens: [100], requests: 8 });
-  const report = loadReport(result, { url: "x", vllmVersion: undefined }, LIMITS);
+  const unread = { ...common, ...soon, noNotifyShare: 1, promptTokens: [100], requests: 8 };
+  const report = reportOf(await load({ ...served, ...unread }));
   expect(report.verdict).toBe("fail");
   expect(report.requests.failed).toBeGreaterThanOrEqual(7);
   expect(report.requests.failures.KV_PROXY_UPSTREAM_FAILED?.message).toContain("answered 503");
@@ -153,7 +131,9 @@ test("first-contact.md 2: Ctrl-C ends a load without failures, and frees what P 
   }
   const server = new SlowServer(served.server.url);
   const result = await load({ ...served, ...common, server, concurrency: 2, signal: stop.signal });
-  const report = loadReport(result, { url: "x", vllmVersion: undefined }, LIMITS);
-  expect(report).toMatchObject({ verdict: "ok", requests: { ok: 1, aborted: 1, failed: 0 } });
+  expect(reportOf(result)).toMatchObject({
+    verdict: "ok",
+    requests: { ok: 1, aborted: 1, failed: 0 },
+  });
   expect(served.prefill.blocks.used).toBe(0);
 });

@@ -1,7 +1,8 @@
 import type { Notification } from "@kv/interface";
-import { findLibrary, nixlTransport } from "@kv/nixl";
+import { nixlTransport } from "@kv/nixl";
 import { decodeHandshakeReply, encodeAgentMetadata, encodeHandshakePayload } from "@kv/protocol";
 import { zmqSideChannel } from "@kv/side-channel";
+import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { describe, expect, test, vi } from "vitest";
 import { readsOf } from "../src/doctor/memory/memory-checks.js";
 import { type ProbeRequest, probeInChildProcess } from "../src/doctor/memory/memory-probe.js";
@@ -10,10 +11,6 @@ import { readTarget } from "../src/doctor/target.js";
 import { METADATA, REPLY } from "./sample-recording.js";
 
 // The probe runs in a child process over real NIXL and reads the memory of this one.
-const nixlMissing = await findLibrary().then(
-  () => undefined,
-  (error: Error) => error.message.split("\n")[0],
-);
 /** The child starts Node, tsx, NIXL and UCX, possibly on a busy machine. */
 const TIMEOUT_MS = 120_000;
 const BLOCK_BYTES = 4096;
@@ -112,11 +109,8 @@ describe.skipIf(nixlMissing)(
       });
       const frames = [encodeHandshakePayload({ ...payload, agentMetadataBytes }), REPLY[1]];
       const sideChannel = zmqSideChannel();
-      const listener = await sideChannel.listen({
-        host: "127.0.0.1",
-        port: 0,
-        answer: () => frames,
-      });
+      const place = { host: "127.0.0.1", port: 0 };
+      const listener = await sideChannel.listen({ ...place, answer: () => frames });
       vi.stubEnv("UCX_TLS", "tcp");
       try {
         const { checks } = await pairDoctor({

@@ -41,6 +41,10 @@ async function serve(frames: readonly Uint8Array[]): Promise<string> {
   return `127.0.0.1:${listener.port}`;
 }
 
+const serveVersion = (version: string) => serve(framesOf(version));
+const examinePair = async (p: string, d: string, more?: Parameters<typeof examine>[2]) =>
+  examine(await serveVersion(p), await serveVersion(d), more);
+
 async function examine(
   prefill: string,
   decode?: string,
@@ -59,7 +63,7 @@ async function examine(
 test.each(someOf(OLDER, 3))(
   "$version: the handshake is read, its hash factors are found, and an upgrade is advised",
   async ({ version, connectorVersion, support }) => {
-    const check = await examine(await serve(framesOf(version)));
+    const check = await examine(await serveVersion(version));
     expect(check("prefill.metadata")).toMatchObject({
       status: "ok",
       found: expect.stringContaining("4 regions of 64 blocks"),
@@ -81,7 +85,7 @@ test.each(someOf(OLDER, 3))(
 );
 
 test("an older server and a new one: the check says which to upgrade and what changed", async () => {
-  const check = await examine(await serve(framesOf("0.28.0")), await serve(framesOf("0.30.0")));
+  const check = await examinePair("0.28.0", "0.30.0");
   expect(check("versions.vllm")).toMatchObject({
     status: "fail",
     fix: "run one version on both sides: upgrade prefill to vLLM 0.30.0",
@@ -96,35 +100,25 @@ test("an older server and a new one: the check says which to upgrade and what ch
 });
 
 test("two servers of one older version pass the comparison of versions, and the order of the roles does not matter", async () => {
-  const [one, other] = [await serve(framesOf("0.29.0")), await serve(framesOf("0.29.0"))];
-  expect((await examine(one, other))("versions.vllm")).toMatchObject({
+  expect((await examinePair("0.29.0", "0.29.0"))("versions.vllm")).toMatchObject({
     status: "ok",
     found: "0.29.0 on both",
   });
-  const newer = await serve(framesOf("0.31.0"));
-  expect((await examine(newer, one))("versions.vllm")?.fix).toContain(
+  expect((await examinePair("0.31.0", "0.29.0"))("versions.vllm")?.fix).toContain(
     "upgrade decode to vLLM 0.31.0",
   );
 });
 
 test("when the factors are not found, the fields of the metadata name the possible versions", async () => {
   const unknownModel = { factors: { model: "another" } };
-  const check = await examine(
-    await serve(framesOf("0.27.1")),
-    await serve(framesOf("0.30.0")),
-    unknownModel,
-  );
+  const check = await examinePair("0.27.1", "0.30.0", unknownModel);
   expect(check("compatibility.prefill")?.status).toBe("note");
   expect(check("versions.prefill")?.found).toContain(
     "vLLM 0.27.1 or 0.28.0 by the fields of its metadata",
   );
   expect(check("versions.vllm")?.fix).toContain("upgrade prefill to vLLM 0.30.0");
   // Both may be 0.28.0.
-  const same = await examine(
-    await serve(framesOf("0.27.1")),
-    await serve(framesOf("0.28.0")),
-    unknownModel,
-  );
+  const same = await examinePair("0.27.1", "0.28.0", unknownModel);
   expect(same("versions.vllm")).toBeUndefined();
 });
 

@@ -1,5 +1,4 @@
 import {
-  mkdtempSync,
   readdirSync,
   readFileSync,
   rmSync,
@@ -7,10 +6,10 @@ import {
   truncateSync,
   writeFileSync,
 } from "node:fs";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { systemRandom } from "@kv/interface";
 import { startUpstream } from "@kv/testing/http/fake-upstream";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { expect, onTestFinished, test, vi } from "vitest";
 import { openHeadlessDecode } from "../src/headless/headless-decode.js";
 import { matchingSettings } from "../src/headless/matching-decode.js";
@@ -26,11 +25,7 @@ import { openRecording } from "../src/recording/recording.js";
 import { kvOf, sampleRecording, tokensOf } from "./sample-recording.js";
 import { serveSample } from "./served.js";
 
-function emptyFolder(): string {
-  const folder = mkdtempSync(join(tmpdir(), "kv-peer-again-"));
-  onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
-  return folder;
-}
+const emptyFolder = () => scratchFolder(onTestFinished);
 
 async function sample(
   lengths: readonly number[],

@@ -11,6 +11,17 @@ export async function runKvPeer(line: string) {
   return { code, stdout, stderr };
 }
 
+/** Runs kv-peer verify on a pair; `verdict` is what failed, or the last words on stderr. */
+export async function verifyPair(
+  front: string,
+  { prefill, decode }: { readonly prefill: string; readonly decode: string },
+  more: string,
+) {
+  const line = `verify ${front} --prefill ${prefill} --decode ${decode} ${more}`;
+  const { stderr, ...ended } = await runKvPeer(line);
+  return { ...ended, verdict: /\n(?:fail|warn|ok): (.*)\n$/.exec(ended.stdout)?.[1] ?? stderr };
+}
+
 export function spawnKvPeer(line: string) {
   return spawn(process.execPath, [cli, ...line.split(" ")], { stdio: ["ignore", "pipe", "pipe"] });
 }

@@ -1,20 +1,21 @@
 // A long suite: reads the wire from trees of vLLM with Python.
+
 import { execFileSync } from "node:child_process";
 import {
   cpSync,
   existsSync,
   mkdirSync,
-  mkdtempSync,
   readFileSync,
   rmSync,
   symlinkSync,
   writeFileSync,
 } from "node:fs";
-import { homedir, tmpdir } from "node:os";
+import { homedir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { someOf } from "@kv/testing/long-run";
-import { afterAll, expect, test, vi } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { expect, test, vi } from "vitest";
 import { checkDigest, compareWire } from "../src/wire/compare-wire.js";
 import { readWire } from "../src/wire/read-wire.js";
 import CHECKS from "../src/wire/vllm-checks.json" with { type: "json" };
@@ -30,8 +31,7 @@ const COMPLETION = "vllm/entrypoints/openai/completion/protocol.py";
 const MESSAGES = "vllm/entrypoints/anthropic/protocol.py";
 const ENGINE = "vllm/v1/engine/__init__.py";
 
-const work = mkdtempSync(join(tmpdir(), "kv-wire-"));
-afterAll(() => rmSync(work, { recursive: true, force: true }));
+const work = scratchFolder();
 
 let trees = 0;
 /** A copy of the sample tree in which `from` is replaced by `to`. */

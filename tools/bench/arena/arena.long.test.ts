@@ -1,10 +1,11 @@
 // A long suite: a benchmark's own test.
+
 import { execFile } from "node:child_process";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { promisify } from "node:util";
-import { expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { expect, onTestFinished, test } from "vitest";
 import type { Row } from "../report.js";
 import { EVENTS } from "./events.js";
 import { blocksOfInfiniteCache, OUR_TRACE, readTrace } from "./turns.js";
@@ -37,14 +38,9 @@ test("the trace of ours is read, and another form is refused", () => {
   const trace = readTrace(OUR_TRACE);
   expect(trace).toHaveLength(335);
   expect(blocksOfInfiniteCache(trace)).toBe(5816);
-  const folder = mkdtempSync(join(tmpdir(), "kv-trace-"));
-  try {
-    const file = join(folder, "trace.jsonl");
-    writeFileSync(file, '{"timestamp":0,"input_length":10,"output_length":1,"hash_ids":[0]}\n');
-    expect(readTrace(file)).toHaveLength(1);
-    writeFileSync(file, '{"timestamp":0,"input_length":10,"output_length":1,"hash_ids":"0"}\n');
-    expect(() => readTrace(file)).toThrow("line 1 of the trace");
-  } finally {
-    rmSync(folder, { recursive: true });
-  }
+  const file = join(scratchFolder(onTestFinished), "trace.jsonl");
+  writeFileSync(file, '{"timestamp":0,"input_length":10,"output_length":1,"hash_ids":[0]}\n');
+  expect(readTrace(file)).toHaveLength(1);
+  writeFileSync(file, '{"timestamp":0,"input_length":10,"output_length":1,"hash_ids":"0"}\n');
+  expect(() => readTrace(file)).toThrow("line 1 of the trace");
 });

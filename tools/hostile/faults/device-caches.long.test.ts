@@ -2,6 +2,7 @@
 import type { Memory, Transport } from "@kv/interface";
 import { deviceMemory, nixlTransport } from "@kv/nixl";
 import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
+import { held } from "@kv/testing/nothing-left";
 import { createSimEngine } from "@kv/testing/simulator/sim-engine";
 import { memoryNetwork } from "@kv/transport-memory";
 import { describe, expect, test } from "vitest";
@@ -80,10 +81,7 @@ describe.skipIf(fakeMissing)(
           }),
         );
 
-        for (const each of [p, d])
-          await expect
-            .poll(() => Object.entries(each.outstanding()).filter(([, count]) => count !== 0))
-            .toEqual([]);
+        for (const each of [p, d]) await expect.poll(() => held(each.outstanding())).toEqual({});
         expect(violations).toEqual([]);
         await Promise.all([p.close(), d.close()]);
       },

@@ -1,4 +1,6 @@
 import { KvError } from "@kv/interface";
+import { held } from "@kv/testing/nothing-left";
+import { recordedLog } from "@kv/testing/recorded-log";
 import { describe, expect, it } from "vitest";
 import { serve, tokenizer } from "../../test/support/served-instance.js";
 
@@ -104,15 +106,10 @@ describe("completions", () => {
     const { url } = await serve();
     const headers = { "content-type": "application/json" };
     const broken = await fetch(`${url}/v1/completions`, { method: "POST", body: "{", headers });
-    expect([broken.status, await broken.json()]).toMatchObject([
-      400,
-      { error: { type: "invalid_request_error" } },
-    ]);
     const absent = await fetch(`${url}/nowhere`);
-    expect([absent.status, await absent.json()]).toMatchObject([
-      404,
-      { error: { type: "invalid_request_error" } },
-    ]);
+    expect([broken.status, absent.status]).toEqual([400, 404]);
+    for (const answer of [broken, absent])
+      expect(await answer.json()).toMatchObject({ error: { type: "invalid_request_error" } });
   });
 
   it("passes kv_transfer_params to the connector and back", async () => {
@@ -147,15 +144,15 @@ describe("completions", () => {
     const gone = new AbortController();
     const body = { ...greedy, stream, kv_transfer_params: { remote_tokens: 5 } };
     const answer = post(body, { signal: gone.signal }).catch((error: Error) => error.name);
-    while (engine.outstanding().remote === 0) await new Promise((resolve) => setImmediate(resolve));
+    await expect.poll(() => engine.outstanding().remote).toBe(1);
     gone.abort();
     expect(await answer).toBe("AbortError");
-    while (connector.finished.size === 0) await new Promise((resolve) => setImmediate(resolve));
+    await expect.poll(() => connector.finished.size).toBe(1);
     const [[requestId = "", { reason } = { reason: "" }] = []] = [...connector.finished];
     expect(reason).toBe("aborted");
     connector.received(requestId);
     await engine.idle();
-    expect(Object.values(engine.outstanding()).every((count) => count === 0)).toBe(true);
+    expect(held({ ...engine.outstanding() })).toEqual({});
   });
 });
 
@@ -272,10 +269,8 @@ describe("other routes", () => {
 
 describe("the log", () => {
   it("has no text of bodies and no credentials", async () => {
-    const lines: unknown[] = [];
-    const keep = (event: string, fields?: object) => void lines.push(event, fields);
-    const log = { debug: keep, info: keep, warn: keep, error: keep };
-    const failing = { ...tokenizer, encode: () => raise(new Error("no encoder")) };
+    const { log, events: lines } = recordedLog();
+    const failing = { ...tokenizer, encode: () => expect.fail("no encoder") };
     const headers = { authorization: "Bearer secret", cookie: "secret", "x-api-key": "secret" };
     const served = await serve({}, { log });
     for (const fields of [
@@ -290,7 +285,3 @@ describe("the log", () => {
     expect(JSON.stringify(lines)).not.toContain("secret");
   });
 });
-
-function raise(error: Error): never {
-  throw error;
-}

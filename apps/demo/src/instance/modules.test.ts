@@ -1,12 +1,11 @@
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { KvError, silentLog } from "@kv/interface";
-import { afterAll, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { expect, test } from "vitest";
 import { addCacheKind, createPlatform, openTransport } from "./modules.js";
 
-const folder = mkdtempSync(join(tmpdir(), "kv-modules-"));
-afterAll(() => rmSync(folder, { recursive: true }));
+const folder = scratchFolder();
 
 let count = 0;
 function moduleWith(source: string): string {

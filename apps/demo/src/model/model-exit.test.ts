@@ -1,23 +1,15 @@
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { mkdtemp, rm } from "node:fs/promises";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { bundled } from "@kv/testing/node-programs";
-import { afterAll, beforeAll, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeAll, expect, test } from "vitest";
 import { prepareModel } from "./prepare-model.js";
 
 const repository = fileURLToPath(new URL("../../../..", import.meta.url));
 
-let cacheDirectory = "";
-beforeAll(async () => {
-  cacheDirectory = await mkdtemp(join(tmpdir(), "kv-exit-"));
-  await prepareModel(undefined, { cacheDirectory });
-});
-afterAll(async () => {
-  await rm(cacheDirectory, { recursive: true });
-});
+const cacheDirectory = scratchFolder();
+beforeAll(() => prepareModel(undefined, { cacheDirectory }));
 
 const step =
   "model.forward({ sequenceId: 'a', tokens: new Int32Array(1000).fill(7), position: 0 })";

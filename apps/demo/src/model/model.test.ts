@@ -1,7 +1,7 @@
-import { copyFile, mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { copyFile, mkdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import optimum from "../../fixtures/model/optimum-llama-float16/expected.json" with {
   type: "json",
@@ -17,19 +17,15 @@ const prompt = Array.from({ length: 100 }, (_, i) => ((7 * i * i + 3 * i + 11) %
 const fixture = (name: string) =>
   fileURLToPath(new URL(`../../fixtures/model/${name}`, import.meta.url));
 
-let scratch = "";
+const scratch = scratchFolder();
 let model: Model;
 /** What the model makes of the prompt in one piece. */
 let whole: Awaited<ReturnType<typeof generate>>;
 beforeAll(async () => {
-  scratch = await mkdtemp(join(tmpdir(), "kv-model-"));
   model = await load();
   whole = await generate(model, prompt, 16);
 });
-afterAll(async () => {
-  await model.close();
-  await rm(scratch, { recursive: true });
-});
+afterAll(() => model.close());
 
 const load = (directory?: string) =>
   loadModel({ directory, cacheDirectory: join(scratch, "cache") });

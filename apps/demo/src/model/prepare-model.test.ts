@@ -1,18 +1,15 @@
-import { mkdir, mkdtemp, readdir, rm, stat, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { mkdir, readdir, stat, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
-import { afterEach, beforeEach, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeEach, expect, onTestFinished, test } from "vitest";
 import { cachedDirectory, prepareModel } from "./prepare-model.js";
 
 const checkpoint = fileURLToPath(new URL("../../fixtures/model/qwen2-bf16", import.meta.url));
 
 let scratch = "";
-beforeEach(async () => {
-  scratch = await mkdtemp(join(tmpdir(), "kv-prepare-"));
-});
-afterEach(async () => {
-  await rm(scratch, { recursive: true });
+beforeEach(() => {
+  scratch = scratchFolder(onTestFinished);
 });
 
 test("concurrent calls build one model, which is reused", async () => {

@@ -1,7 +1,8 @@
 import { randomUUID } from "node:crypto";
+import { silentLog } from "@kv/interface";
 import { isLongRun } from "@kv/testing/long-run";
 import { expect } from "vitest";
-import { startCluster } from "../../src/cluster/cluster.js";
+import { type Cluster, startCluster } from "../../src/cluster/cluster.js";
 import type { ClusterOptions } from "../../src/cluster/cluster-plan.js";
 import { jsonLog } from "../../src/processes/json-log.js";
 import { type CheckedRequest, checkRun } from "../../src/run/check-run.js";
@@ -46,6 +47,13 @@ export const PAIR: ClusterOptions = {
   cacheTokens: 8192,
 };
 
+/** A pair with a proxy that logs nothing. */
+export const startPair = (
+  options: Partial<ClusterOptions> = {},
+  runtime: Partial<Parameters<typeof startCluster>[1]> = {},
+): Promise<Cluster> =>
+  startCluster({ ...PAIR, ...options }, { log: silentLog, logLevel: "silent", ...runtime });
+
 const prepared = new Map<string, Promise<PreparedRun>>();
 
 /** Prompts and their reference tokens, computed once for all tests of a file, and the first one. */
@@ -78,9 +86,12 @@ export async function expectEqual(
   expect(requests.every(({ transfer_bytes }) => transfer_bytes > 0)).toBe(true);
   expect(control).toEqual({ changed: true, restored: true });
   expect(ok).toBe(true);
-  await expectIdle(...cluster.prefills, ...cluster.decodes);
+  await expectAllIdle(cluster);
   return requests;
 }
+
+export const expectAllIdle = ({ prefills, decodes }: Pick<Cluster, "prefills" | "decodes">) =>
+  expectIdle(...prefills, ...decodes);
 
 /** Waits until instances hold nothing but their listeners. */
 export async function expectIdle(...members: readonly { readonly url: string }[]): Promise<void> {

@@ -1,5 +1,6 @@
 import { type AmbientOptions, silentLog, type Transport } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
+import { held } from "@kv/testing/nothing-left";
 import { memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { expect, onTestFinished } from "vitest";
 import { BlockPool, type CacheChange } from "../../src/engine/cache/block-pool.js";
@@ -30,8 +31,7 @@ function closesAfterTest(close: () => Promise<unknown>): void {
   onTestFinished(async () => {
     await close();
     opened -= 1;
-    const left = Object.values(network.outstanding()).reduce((sum, held) => sum + held, 0);
-    if (opened === 0) expect(left).toBe(0);
+    if (opened === 0) expect(held(network.outstanding())).toEqual({});
   });
 }
 

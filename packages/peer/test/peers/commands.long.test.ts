@@ -1,10 +1,7 @@
-// A long suite: starts kv-peer as P and as D.
-
-import { mkdtempSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { systemClock } from "@kv/interface";
 import { isLongRun, someOf } from "@kv/testing/long-run";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { describe, expect, onTestFinished, test } from "vitest";
 import { readUsedBlocks } from "../../src/load/block-leaks.js";
 import { load } from "../../src/load/load.js";
@@ -49,8 +46,7 @@ describe.each(someOf(PAIRS, 3))("field.md P1 at %s", { timeout: 180_000 }, (_, o
 
   test("record with a D, twice, and diff: equal KV and tokens, and P frees its blocks", async () => {
     const pair = await open(LEASE_SECONDS);
-    const folder = mkdtempSync(join(tmpdir(), "kv-peer-commands-"));
-    onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
+    const folder = scratchFolder(onTestFinished);
     const to = async (name: string) => {
       const path = join(folder, name);
       await record({ ...pair, folder: path, prompts: [prompt], outputTokens: 4 });

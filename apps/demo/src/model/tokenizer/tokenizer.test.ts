@@ -1,8 +1,8 @@
-import { cp, mkdtemp, rm, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { cp, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
-import { afterEach, beforeEach, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeEach, expect, onTestFinished, test } from "vitest";
 import reference from "../../../fixtures/model/bpe/expected.json" with { type: "json" };
 import { TextStream } from "../../http/text-stream.js";
 import { prepareModel } from "../prepare-model.js";
@@ -11,11 +11,8 @@ import { loadTokenizer } from "./tokenizer.js";
 const bpe = fileURLToPath(new URL("../../../fixtures/model/bpe", import.meta.url));
 
 let scratch = "";
-beforeEach(async () => {
-  scratch = await mkdtemp(join(tmpdir(), "kv-tokenizer-"));
-});
-afterEach(async () => {
-  await rm(scratch, { recursive: true });
+beforeEach(() => {
+  scratch = scratchFolder(onTestFinished);
 });
 
 test("a byte-level BPE tokenizer gives the ids and texts of the reference implementation", async () => {

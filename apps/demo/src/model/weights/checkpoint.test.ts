@@ -1,17 +1,11 @@
-import { mkdtemp, rm, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { afterAll, beforeAll, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { expect, test } from "vitest";
 import { withCheckpoint } from "./checkpoint.js";
 import { readWeight, type Weights } from "./weights.js";
 
-let directory = "";
-beforeAll(async () => {
-  directory = await mkdtemp(join(tmpdir(), "kv-safetensors-"));
-});
-afterAll(async () => {
-  await rm(directory, { recursive: true });
-});
+const directory = scratchFolder();
 
 const name = "model.safetensors";
 const opened = (use: (weights: Weights) => Promise<void> = async () => {}) =>

@@ -30,30 +30,35 @@ test.each(["zero-copy rc_mlx5/mlx5_0:1", "zero-copy cma/memory", "zero-copy cuda
   },
 );
 
-test("TCP without an RDMA device on this host is the best that both hosts have", () => {
-  expect(look("zero-copy tcp/eth0")).toMatchObject({
-    status: "ok",
-    found: "UCX over zero-copy tcp/eth0; this host has no RDMA device",
-  });
-  expect(look("zero-copy tcp/eth0", { devices: device(false, "1: DOWN") }).status).toBe("ok");
-});
-
-test("TCP although this host has an RDMA device is a warning that names it", () => {
-  expect(look("zero-copy tcp/eth0", { devices: device(false) })).toMatchObject({
-    status: "warn",
-    found: expect.stringContaining("although this host has mlx5_0"),
-    fix: expect.stringContaining("UCX_NET_DEVICES"),
-  });
-  expect(look("zero-copy tcp/eth0", { devices: device(true) }).fix).toContain(
-    "LIBFABRIC on both servers",
-  );
-});
-
-test("TCP to a server on this host is a warning", () => {
-  expect(look("zero-copy tcp/lo", { sameHost: true })).toMatchObject({
-    status: "warn",
-    found: expect.stringContaining("although the server is on this host"),
-  });
+const text = (part: string): unknown => expect.stringContaining(part);
+test.each<[string, Partial<HostFacts>, string, object]>([
+  [
+    "without an RDMA device is the best",
+    {},
+    "ok",
+    { found: "UCX over zero-copy tcp/eth0; this host has no RDMA device" },
+  ],
+  ["with a device that is down is the best", { devices: device(false, "1: DOWN") }, "ok", {}],
+  [
+    "with an RDMA device is a warning that names it",
+    { devices: device(false) },
+    "warn",
+    { found: text("although this host has mlx5_0"), fix: text("UCX_NET_DEVICES") },
+  ],
+  [
+    "with an EFA is a warning that names LIBFABRIC",
+    { devices: device(true) },
+    "warn",
+    { fix: text("LIBFABRIC on both servers") },
+  ],
+  [
+    "to a server on this host is a warning",
+    { sameHost: true },
+    "warn",
+    { found: text("although the server is on this host") },
+  ],
+])("TCP from this host %s", (_, hosts, status, check) => {
+  expect(look("zero-copy tcp/eth0", hosts)).toMatchObject({ status, ...check });
 });
 
 test("a better transport without this host's limits is a warning with both rates", () => {
@@ -75,13 +80,10 @@ test("a better transport without this host's limits is a warning with both rates
 });
 
 test("no lanes, and a server without advice", () => {
-  const nothing = { lanes: [], bytesPerMs: 1 };
-  expect(transportCheck("prefill", { backends: ["LIBFABRIC"], used: nothing })).toMatchObject({
-    status: "note",
-  });
-  expect(
-    transportCheck("prefill", { backends: ["UCX"], used: measured("zero-copy tcp/lo") }).status,
-  ).toBe("ok");
+  const statusOf = (backend: string, used: ReturnType<typeof measured>) =>
+    transportCheck("prefill", { backends: [backend], used }).status;
+  expect(statusOf("LIBFABRIC", { lanes: [], bytesPerMs: 1 })).toBe("note");
+  expect(statusOf("UCX", measured("zero-copy tcp/lo"))).toBe("ok");
 });
 
 const times = (writeMs: number, readMs: number) => ({
