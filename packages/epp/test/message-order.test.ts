@@ -145,7 +145,8 @@ test("strain.md A4: a stream that begins with a body is refused at once, and nam
   ]);
   const silent = new GatewayRequest((await start({ receiveMs: 50 })).client);
   silent.write({});
-  expect((await silent.refusal()).status).toBe(408);
+  const { status, error } = await silent.refusal();
+  expect([status, error.type]).toEqual([408, "invalid_request_error"]);
 });
 
 test("an answer of the gateway before the request has ended frees the body, and the rest of the request is not read", async () => {

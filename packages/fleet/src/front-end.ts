@@ -3,8 +3,8 @@
 export * from "./admin/admin-server.js";
 export * from "./admin/instance-changes.js";
 export * from "./fleet.js";
-export * from "./get-or-add.js";
 export { KV_SOURCE_HEADER, PREFILLER_HEADER } from "./instances/instance.js";
+export { getOrAdd } from "./instances/pooled-instance.js";
 export { type KvHolder, type KvSource, remoteKvSource } from "./kv-sources/kv-sources.js";
 export {
   type CommandLine,

@@ -5,6 +5,7 @@ import { afterEach, expect, it, vi } from "vitest";
 import { startEventPublisher } from "../../fleet/test/support/event-publisher.js";
 import { BLOCK_BYTES, NAMESPACE, openMember } from "../../tier/test/members.js";
 import { openPool, type Pool, type PoolOptions } from "../src/index.js";
+import { poolOperations } from "../src/program/pool-operations.js";
 
 const BLOCK_TOKENS = 4;
 const network = memoryNetwork();
@@ -203,6 +204,11 @@ it("copies all that an engine has announced before the engine ends, also what wa
   await expect(pool.copyFrom("10.0.0.1:1", 10_000)).rejects.toMatchObject({
     code: "KV_REQUEST_INVALID",
     hint: expect.stringContaining(a.of.peerId),
+  });
+  const { "POST /copies": copy } = poolOperations(pool).further;
+  await expect(copy(new URLSearchParams(), { peer: 1 })).rejects.toMatchObject({
+    code: "KV_REQUEST_INVALID",
+    message: expect.stringMatching(/^the body is not .*: ✖ Invalid input: .*\n {2}→ at peer$/),
   });
 });
 

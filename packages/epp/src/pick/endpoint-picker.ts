@@ -9,7 +9,7 @@ import {
   type RoutingContext,
   type Visit,
 } from "@kv/fleet";
-import type { Fleet, GenerationRequest } from "@kv/fleet/front-end";
+import { type Fleet, type GenerationRequest, getOrAdd } from "@kv/fleet/front-end";
 import { overloaded } from "@kv/http";
 import { KvError } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
@@ -133,12 +133,10 @@ const endpoints = new WeakMap<Instance, string>();
 
 /** `ip:port`, as gateways name endpoints; names stay. */
 export function endpointOf(instance: Instance): string {
-  const known = endpoints.get(instance);
-  if (known !== undefined) return known;
-  const { hostname, port, protocol } = new URL(instance.url);
-  const endpoint = `${hostname}:${port || (protocol === "https:" ? 443 : 80)}`;
-  endpoints.set(instance, endpoint);
-  return endpoint;
+  return getOrAdd(endpoints, instance, () => {
+    const { hostname, port, protocol } = new URL(instance.url);
+    return `${hostname}:${port || (protocol === "https:" ? 443 : 80)}`;
+  });
 }
 
 /** Gateways take only addresses as destinations. */

@@ -1,19 +1,14 @@
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { writeFileSync } from "node:fs";
 import { createServer, type IncomingMessage, type ServerResponse } from "node:http";
-import type { AddressInfo } from "node:net";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { type Clock, systemClock } from "@kv/interface";
-import { afterEach, expect, test } from "vitest";
+import { listening } from "@kv/testing/http/listening";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { expect, onTestFinished, test } from "vitest";
 import type { DiscoveredInstances } from "../discovery/discovery.js";
 import { kubernetesDiscovery } from "./kubernetes-discovery.js";
 
 type Options = Parameters<typeof kubernetesDiscovery>[0];
-
-const open: { close(): Promise<void> | void }[] = [];
-afterEach(async () => {
-  for (const one of open.splice(0).reverse()) await one.close();
-});
 
 /** One request to the API server. */
 interface Asked {
@@ -30,7 +25,7 @@ interface Asked {
 class ApiServer {
   readonly lists: Asked[] = [];
   readonly watches: Asked[] = [];
-  readonly folder = mkdtempSync(join(tmpdir(), "kv-kubernetes-"));
+  readonly folder = scratchFolder(onTestFinished);
   objects: object[] = [];
   version = 100;
   pageSize = Number.POSITIVE_INFINITY;
@@ -41,8 +36,7 @@ class ApiServer {
   readonly #server = createServer((request, response) => this.#serve(request, response));
 
   async start(): Promise<this> {
-    await new Promise<void>((resolve) => this.#server.listen(this.#port, "127.0.0.1", resolve));
-    this.#port = (this.#server.address() as AddressInfo).port;
+    this.#port = await listening(this.#server, this.#port);
     return this;
   }
 
@@ -74,9 +68,10 @@ class ApiServer {
     this.watches.at(-1)?.response.write(`${JSON.stringify({ type, object })}\n`);
   }
 
-  close(): Promise<void> {
-    rmSync(this.folder, { recursive: true });
-    return this.stop();
+  /** Ends the last watch after a bookmark of this version. */
+  endWatch(resourceVersion: string): void {
+    this.event("BOOKMARK", { metadata: { resourceVersion } });
+    this.watches.at(-1)?.response.end();
   }
 
   #serve(request: IncomingMessage, response: ServerResponse): void {
@@ -110,6 +105,8 @@ function status({ response }: Asked, code: number): void {
 }
 
 let serial = 100;
+const port = (name: string, containerPort: number) => ({ name, containerPort });
+
 function pod(
   name: string,
   ip: string,
@@ -125,16 +122,8 @@ function pod(
       ...more.metadata,
     },
     spec: {
-      containers: [
-        {
-          name: "vllm",
-          ports: [
-            { name: "http", containerPort: 8000 },
-            { name: "side", containerPort: 5600 },
-          ],
-        },
-      ],
-      initContainers: [{ name: "sidecar", ports: [{ name: "sidecar", containerPort: 9000 }] }],
+      containers: [{ name: "vllm", ports: [port("http", 8000), port("side", 5600)] }],
+      initContainers: [{ name: "sidecar", ports: [port("sidecar", 9000)] }],
     },
     status: {
       podIP: ip,
@@ -146,7 +135,7 @@ function pod(
 
 async function serving(): Promise<ApiServer> {
   const server = await new ApiServer().start();
-  open.push(server);
+  onTestFinished(() => server.stop());
   return server;
 }
 
@@ -154,26 +143,13 @@ async function serving(): Promise<ApiServer> {
 const watched = (server: ApiServer, count = 1) =>
   expect.poll(() => server.watches.length).toBe(count);
 
-interface Followed {
-  readonly server: ApiServer;
-  readonly seen: DiscoveredInstances[];
-  readonly errors: unknown[];
-  /** The last prefill and decode instances. */
-  urls(): [string[], string[]];
-  close(): void;
-}
-
 /** A clock whose waits for the next try are short. */
 const fast: Clock = {
   ...systemClock(),
   setTimer: (run, ms, options) => systemClock().setTimer(run, Math.min(ms, 30), options),
 };
 
-async function follow(
-  objects: object[],
-  options: Partial<Options> = {},
-  given?: ApiServer,
-): Promise<Followed> {
+async function follow(objects: object[], options: Partial<Options> = {}, given?: ApiServer) {
   const server = given ?? (await serving());
   server.objects = objects;
   const discovery = await kubernetesDiscovery({
@@ -188,11 +164,11 @@ async function follow(
     (found) => seen.push(found),
     (error) => errors.push(error),
   );
-  open.push(watch);
-  const urls = (): [string[], string[]] => {
-    const found = seen.at(-1);
-    const of = (specs: DiscoveredInstances["decoders"] = []) => specs.map(({ url }) => url).sort();
-    return [of(found?.prefillers), of(found?.decoders)];
+  onTestFinished(() => watch.close());
+  /** The last prefill and decode instances. */
+  const urls = () => {
+    const { prefillers = [], decoders = [] } = seen.at(-1) ?? {};
+    return [prefillers, decoders].map((specs) => specs.map(({ url }) => url).sort());
   };
   return { server, seen, errors, urls, close: () => watch.close() };
 }
@@ -306,8 +282,7 @@ test.each([
 test("bookmarks move the version on, and a watch that the server ends goes on from there", async () => {
   const { server, urls } = await follow([pod("p1", "10.0.0.1")]);
   await watched(server);
-  server.event("BOOKMARK", { metadata: { resourceVersion: "500" } });
-  server.watches[0]?.response.end();
+  server.endWatch("500");
   await watched(server, 2);
   expect(server.watches[1]?.query.get("resourceVersion")).toBe("500");
   expect(server.watches[1]?.query.get("allowWatchBookmarks")).toBe("true");
@@ -325,27 +300,21 @@ test.each(["an event", "a status", "an event between the pages"])(
     await watched(server);
     server.objects = [pod("p2", "10.0.0.2"), pod("d1", "10.0.1.1", asDecode)];
     server.version = 900;
+    const tooOld = { kind: "Status", code: 410, message: "too old" };
     if (form === "an event between the pages") {
       server.pageSize = 1;
-      const { lists } = server;
-      const list = lists.length;
+      const page = { metadata: { continue: "1" }, items: server.objects.slice(0, 1) };
       // The list's first page passes, its continue token is too old.
       server.scripted.push(
-        (asked) => {
-          asked.response.end(
-            JSON.stringify({ metadata: { continue: "1" }, items: [server.objects[0]] }),
-          );
-        },
+        ({ response }) => response.end(JSON.stringify(page)),
         (asked) => status(asked, 410),
       );
-      server.event("ERROR", { kind: "Status", code: 410, message: "too old" });
-      await expect.poll(() => lists.length).toBe(list + 4);
-    } else if (form === "an event")
-      server.event("ERROR", { kind: "Status", code: 410, message: "too old" });
+      server.event("ERROR", tooOld);
+      await expect.poll(() => server.lists.length).toBe(1 + 4);
+    } else if (form === "an event") server.event("ERROR", tooOld);
     else {
       server.scripted.push((asked) => status(asked, 410));
-      server.event("BOOKMARK", { metadata: { resourceVersion: "200" } });
-      server.watches[0]?.response.end();
+      server.endWatch("200");
     }
     await expect.poll(urls).toEqual([[P2], [D1]]);
     await expect.poll(() => server.watches.at(-1)?.query.get("resourceVersion")).toBe("900");
@@ -389,8 +358,7 @@ test("a token that has expired is read again from its file", async () => {
   await watched(server);
   server.token = "second";
   server.kubeconfig();
-  server.event("BOOKMARK", { metadata: { resourceVersion: "200" } });
-  server.watches[0]?.response.end();
+  server.endWatch("200");
   await expect
     .poll(() => server.watches.at(-1)?.request.headers.authorization)
     .toBe("Bearer second");

@@ -1,4 +1,4 @@
-import { getOrAdd } from "../get-or-add.js";
+import { getOrAdd } from "../instances/pooled-instance.js";
 import { HashTable, larger, mixed } from "./hash-table.js";
 
 const FIRST_ROWS = 1024;

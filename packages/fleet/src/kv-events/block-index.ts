@@ -1,5 +1,5 @@
-import { getOrAdd } from "../get-or-add.js";
 import type { Instance } from "../instances/instance.js";
+import { getOrAdd } from "../instances/pooled-instance.js";
 import { BlockHashes } from "./block-hashes.js";
 import { type BlockGeometry, type BlockTree, tokensHash } from "./block-tree.js";
 import type { CacheGroup, RemovedBlocks, StoredBlocks } from "./kv-event-batch.js";

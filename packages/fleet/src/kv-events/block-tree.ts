@@ -1,5 +1,5 @@
-import { getOrAdd } from "../get-or-add.js";
 import type { Instance } from "../instances/instance.js";
+import { getOrAdd } from "../instances/pooled-instance.js";
 import { HashTable, larger, mixed } from "./hash-table.js";
 
 /** Prompts find no blocks of further ones. */

@@ -1,17 +1,10 @@
-import { readFileSync } from "node:fs";
-import { type AgentMetadata, decodeAgentMetadata, decodeHandshakeReply } from "@kv/protocol";
+import type { AgentMetadata } from "@kv/protocol";
+import { RECORDED_METADATA } from "@kv/testing/http/side-channel";
 import { expect, test } from "vitest";
 import { checkPair } from "./check-pair.js";
 import type { EngineFacts } from "./engine-facts.js";
 
-const frames = ["rep0", "rep1"].map((name) => {
-  const path = `../../../protocol/fixtures/wire/handshake/v33_pull_p1.pp0tp0.${name}.bin`;
-  return new Uint8Array(readFileSync(new URL(path, import.meta.url)));
-});
-const METADATA = {
-  ...decodeAgentMetadata(decodeHandshakeReply(frames).payload.agentMetadataBytes),
-  attentionBackend: "FLASH_ATTN",
-};
+const METADATA = { ...RECORDED_METADATA, attentionBackend: "FLASH_ATTN" };
 
 /** An engine with blocks of other sizes than the recorded one's 32 tokens of 4 heads. */
 function engine(

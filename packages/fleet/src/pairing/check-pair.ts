@@ -2,7 +2,7 @@ import { createHash } from "node:crypto";
 import { KvError } from "@kv/interface";
 import type { AgentMetadata } from "@kv/protocol";
 import { compareFactors, explainCompatibility, type FactorDifference } from "@kv/protocol";
-import { getOrAdd } from "../get-or-add.js";
+import { getOrAdd } from "../instances/pooled-instance.js";
 import type { EngineFacts } from "./engine-facts.js";
 import {
   assumedGroups,

@@ -1,19 +1,20 @@
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { writeFileSync } from "node:fs";
 import { createServer, type Socket } from "node:net";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { KvError, type LogFields, silentLog, systemClock, systemRandom } from "@kv/interface";
+import { KvError, systemClock, systemRandom } from "@kv/interface";
 import {
   type AgentMetadata,
   compatibilityHash,
-  decodeAgentMetadata,
-  decodeHandshakeReply,
   encodeAgentMetadata,
   encodeHandshakePayload,
   encodeHandshakeReply,
 } from "@kv/protocol";
 import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
-import { afterEach, expect, test } from "vitest";
+import { listening } from "@kv/testing/http/listening";
+import { RECORDED_METADATA as METADATA, RECORDED_REPLY } from "@kv/testing/http/side-channel";
+import { recordedLog } from "@kv/testing/recorded-log";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { expect, onTestFinished, test } from "vitest";
 import { Router } from "zeromq";
 import type { InstanceSpec, Role } from "../instances/instance.js";
 import type { PooledInstance } from "../instances/pooled-instance.js";
@@ -22,15 +23,6 @@ import { roundRobin } from "../routing/routing.js";
 import { Pairing } from "./pairing.js";
 import type { PairingSettings } from "./pairing-settings.js";
 
-const fixture = (name: string) =>
-  new Uint8Array(
-    readFileSync(new URL(`../../../protocol/fixtures/wire/handshake/${name}.bin`, import.meta.url)),
-  );
-/** Real vLLM 0.33 with TP 1: 4 regions, blocks of 32 tokens. */
-const METADATA = decodeAgentMetadata(
-  decodeHandshakeReply([fixture("v33_pull_p1.pp0tp0.rep0"), fixture("v33_pull_p1.pp0tp0.rep1")])
-    .payload.agentMetadataBytes,
-);
 const FACTORS = {
   attn_backend_name: "CPU_ATTN",
   cache_dtype: "auto",
@@ -47,11 +39,6 @@ const FACTORS = {
 };
 const V32 = { vllm_version: "0.32.0", nixl_connector_version: 14 };
 
-const open: (() => void)[] = [];
-afterEach(() => {
-  for (const close of open.splice(0).reverse()) close();
-});
-
 interface Engine {
   factors?: Record<string, unknown>;
   metadata?: Partial<AgentMetadata>;
@@ -62,7 +49,7 @@ interface Engine {
 async function answering(linger: number, answer: () => readonly Uint8Array[]) {
   const router = new Router({ linger });
   await router.bind("tcp://127.0.0.1:*");
-  open.push(() => router.close());
+  onTestFinished(() => router.close());
   void (async () => {
     for await (const [route, delimiter] of router)
       await router.send([route as Buffer, delimiter as Buffer, ...answer()]);
@@ -107,7 +94,7 @@ async function sideChannel(engine: Engine = {}) {
 interface Scene {
   readonly prefill: readonly (InstanceSpec | number)[];
   readonly decode: readonly (InstanceSpec | number)[];
-  readonly settings?: Partial<PairingSettings>;
+  readonly settings?: Partial<PairingSettings> | undefined;
   readonly versions?: Readonly<Record<string, string>>;
   readonly models?: readonly string[];
 }
@@ -115,15 +102,14 @@ interface Scene {
 /** Pools of instances `p0`, `d0`, …; a number is the port of an instance's side channel. */
 async function fleet({ prefill, decode, settings = {}, versions = {}, models = [] }: Scene) {
   const clock = systemClock();
-  const lines: { event: string; fields: LogFields }[] = [];
-  const note = (event: string, fields: LogFields = {}) => void lines.push({ event, fields });
+  const { log, events: lines, logged } = recordedLog();
   const pairing = new Pairing({
     mode: "lenient",
     timeoutMs: 2000,
     refreshMs: 60_000,
     ...settings,
     clock,
-    log: { ...silentLog, info: note, warn: note },
+    log,
     get: async ({ url, path }) => {
       if (path === "/v1/models")
         return { status: 200, body: JSON.stringify({ data: models.map((id) => ({ id })) }) };
@@ -131,7 +117,7 @@ async function fleet({ prefill, decode, settings = {}, versions = {}, models = [
       return { status: version === undefined ? 404 : 200, body: JSON.stringify({ version }) };
     },
   });
-  open.push(() => pairing.close());
+  onTestFinished(() => pairing.close());
   const pool = (role: Role, given: Scene["prefill"]) =>
     new InstancePool({
       role,
@@ -157,8 +143,12 @@ async function fleet({ prefill, decode, settings = {}, versions = {}, models = [
     });
   const statusOf = (role: Role, at = 0) => pools[role].status()[at]?.pairing;
   const instance = (role: Role, at = 0) => pools[role].list()[at] as PooledInstance;
-  return { pairing, pools, lines, route, statusOf, instance };
+  return { pairing, pools, lines, logged, route, statusOf, instance };
 }
+
+/** A prefill and a decode instance of one engine. */
+const selfPair = (port: number, settings?: Scene["settings"]) =>
+  fleet({ prefill: [port], decode: [port], settings });
 
 /** A prefill and a decode instance of these engines. */
 async function pairOf(p: Engine, d: Engine, more: Partial<Scene> = {}) {
@@ -169,7 +159,7 @@ async function pairOf(p: Engine, d: Engine, more: Partial<Scene> = {}) {
 test("instances of two versions serve in their own pairs, and an announced factor is named where none fits", async () => {
   const v33 = await sideChannel({ announces: true });
   const v32 = await sideChannel({ factors: V32, announces: true });
-  const { pools, lines, route, statusOf } = await fleet({
+  const { pools, logged, route, statusOf } = await fleet({
     prefill: [v33.port, v32.port],
     decode: [v33.port, v32.port],
   });
@@ -186,9 +176,8 @@ test("instances of two versions serve in their own pairs, and an announced facto
   });
   expect(statusOf("prefill")).toMatchObject({ state: "paired", partners: 1, tp_size: null });
   await expect
-    .poll(() => lines.filter(({ event }) => event === "instance-unpaired"))
-    .toHaveLength(1);
-  expect(lines.at(-1)?.fields).toMatchObject({ role: "prefill", instance: "http://p1:80" });
+    .poll(() => logged("instance-unpaired"))
+    .toMatchObject([{ role: "prefill", instance: "http://p1:80" }]);
   expect([v33.asked, v32.asked]).toEqual([2, 2]);
 });
 
@@ -237,9 +226,8 @@ test.each<[string, Engine, Engine, Record<string, string>, string, unknown, unkn
 ])("%s", async (_, p, d, versions, factor, prefill, decode) => {
   const { pools, route, statusOf } = await pairOf(p, d, { versions });
   expect(route(1)).toEqual(["undefined-undefined"]);
-  const differences = statusOf("prefill")?.differences;
-  expect(differences).toEqual([{ factor, prefill, decode }]);
-  const [found] = differences ?? [];
+  const [found, ...more] = statusOf("prefill")?.differences ?? [];
+  expect([found, more]).toEqual([{ factor, prefill, decode }, []]);
   expect(pools.decode.pairingRefusal({ avoiding: new Set() })).toContain(
     `${factor} is ${found?.prefill} at prefill and ${found?.decode} at decode`,
   );
@@ -289,28 +277,24 @@ test.each([
 ])(
   "vllm#52516: nvfp4 at TP 1 and 2 is no pair, equal TP sizes are one: %s",
   async (_, announces) => {
-    // 4 heads of 32 elements: K and V of a token take 18 bytes each.
-    const lengths = (heads: number) =>
-      METADATA.blockLengthsBytes.map(() => METADATA.blockSize * heads * 2 * 18);
-    const sized = (heads: number) => ({
-      blockLengthsBytes: lengths(heads),
-      blockStridesBytes: lengths(heads),
-    });
-    const engine = (heads: number) =>
-      sideChannel({
+    const engine = (heads: number) => {
+      // 4 heads of 32 elements: K and V of a token take 18 bytes each.
+      const blockLengthsBytes = HALF.map(() => METADATA.blockSize * heads * 2 * 18);
+      return sideChannel({
         factors: { cache_dtype: "nvfp4", dtype: "torch.bfloat16" },
         announces,
-        metadata: sized(heads),
+        metadata: { blockLengthsBytes, blockStridesBytes: blockLengthsBytes },
       });
+    };
     const [one, two] = [await engine(4), await engine(2)];
     const unlike = await fleet({ prefill: [one.port], decode: [two.port], models: ["tiny"] });
     await expect
       .poll(() => unlike.statusOf("decode")?.reason)
-      .toMatch(
-        /blocks must be split by head, and blocks of cache dtype "nvfp4" do not keep heads and tokens apart/,
+      .toContain(
+        'blocks must be split by head, and blocks of cache dtype "nvfp4" do not keep heads and tokens apart',
       );
     expect(unlike.route(1)).toEqual(["undefined-undefined"]);
-    const alike = await fleet({ prefill: [one.port], decode: [one.port], models: ["tiny"] });
+    const alike = await selfPair(one.port);
     expect(alike.route(1)).toEqual(["p0-d0"]);
   },
 );
@@ -347,10 +331,10 @@ test("an engine that is restarted as another version changes its pairs when it i
   });
   expect(new Set(route(20))).toEqual(new Set(["p0-d0", "p1-d1"]));
   own.change({ announces: true });
-  const unreachable = new KvError("KV_PROXY_UPSTREAM_FAILED", "x", {
-    details: { stage: "connect" },
-  });
-  instance("decode", 1).begin().failed(unreachable);
+  const details = { stage: "connect" };
+  instance("decode", 1)
+    .begin()
+    .failed(new KvError("KV_PROXY_UPSTREAM_FAILED", "x", { details }));
   // While it is not known what it is, the other pair serves.
   expect(statusOf("decode", 1)?.stale).toBe(true);
   expect(new Set(route(20))).toEqual(new Set(["p0-d0"]));
@@ -361,7 +345,7 @@ test("an engine that is restarted as another version changes its pairs when it i
 
 test("an answer that names another engine has the side channel read again; the ranks of one server are one engine", async () => {
   const own = await sideChannel({ metadata: { engineId: "e_dp0" } });
-  const { pairing, instance, statusOf } = await fleet({ prefill: [own.port], decode: [own.port] });
+  const { pairing, instance, statusOf } = await selfPair(own.port);
   const engine = { host: "127.0.0.1", port: own.port, tpSize: 2, mode: "pull" } as const;
   const answer = (engineId: string) =>
     pairing.answered(instance("prefill"), { engineId, ...engine });
@@ -432,79 +416,51 @@ test.each([
     socket.resume();
     serve(socket);
   });
-  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-  open.push(() => {
+  const port = await listening(server);
+  onTestFinished(() => {
     for (const socket of sockets) socket.destroy();
     server.close();
   });
-  const { port } = server.address() as { port: number };
-  const { route, statusOf } = await fleet({
-    prefill: [port],
-    decode: [port],
-    settings: { timeoutMs: 300 },
-  });
+  const { route, statusOf } = await selfPair(port, { timeoutMs: 300 });
   expect(statusOf("prefill")?.reason).toContain(reason);
   expect(route(1)).toEqual(["p0-d0"]);
   await expect.poll(() => sockets.size).toBe(0);
 });
 
+const payloadOf = (agentMetadataBytes: Uint8Array) =>
+  encodeHandshakePayload({ compatibilityHash: "ab", agentMetadataBytes, rest: {} });
+
 test.each([
-  ["garbage", [Uint8Array.of(0xc1)], "handshake reply"],
-  ["a reply of 5 MiB", [new Uint8Array(5 * 2 ** 20)], "side channel"],
-  [
-    "metadata of no engine",
-    [
-      encodeHandshakePayload({
-        compatibilityHash: "ab",
-        agentMetadataBytes: Uint8Array.of(0x80),
-        rest: {},
-      }),
-    ],
-    "agent metadata",
-  ],
+  ["garbage", Uint8Array.of(0xc1), "handshake reply"],
+  ["a reply of 5 MiB", new Uint8Array(5 * 2 ** 20), "side channel"],
+  ["metadata of no engine", payloadOf(Uint8Array.of(0x80)), "agent metadata"],
   [
     "an id of 10,000 characters",
-    [
-      encodeHandshakePayload({
-        compatibilityHash: "ab",
-        agentMetadataBytes: encodeAgentMetadata({ ...METADATA, engineId: "x".repeat(10_000) }),
-        rest: {},
-      }),
-    ],
+    payloadOf(encodeAgentMetadata({ ...METADATA, engineId: "x".repeat(10_000) })),
     "10000 characters",
   ],
-])("a side channel that answers %s is refused with the reason", async (_, frames, reason) => {
+])("a side channel that answers %s is refused with the reason", async (_, frame, reason) => {
   // Not 0: libzmq 4.3.5 aborts the process if a peer leaves in the middle of a message while such a
   // socket closes (session_base.cpp:233).
   const { port } = await answering(1000, () => [
-    ...frames,
+    frame,
     encodeHandshakeReply(new Uint8Array(0), 1)[1],
   ]);
-  const { statusOf } = await fleet({
-    prefill: [port],
-    decode: [port],
-    settings: { mode: "strict" },
-  });
+  const { statusOf } = await selfPair(port, { mode: "strict" });
   expect(statusOf("prefill")).toMatchObject({ state: "unpaired" });
   expect(statusOf("prefill")?.reason).toContain(reason);
 });
 
 test("side channels with a key are read with handshakeKeyFile; without it, the log names both mechanisms and the setting", async () => {
-  const folder = mkdtempSync(join(tmpdir(), "kv-pairing-"));
-  open.push(() => rmSync(folder, { recursive: true }));
-  const handshakeKeyFile = join(folder, "key");
+  const handshakeKeyFile = join(scratchFolder(onTestFinished), "key");
   writeFileSync(handshakeKeyFile, "the shared key of this test", { mode: 0o600 });
   const encrypting = zmqSideChannel({ handshakeKeys: readHandshakeKeys("key", handshakeKeyFile) });
-  open.push(() => void encrypting.close());
-  const reply = [fixture("v33_pull_p1.pp0tp0.rep0"), fixture("v33_pull_p1.pp0tp0.rep1")];
-  const { port } = await encrypting.listen({ host: "127.0.0.1", port: 0, answer: () => reply });
-  const pair = { prefill: [port], decode: [port] };
-  const { route } = await fleet({ ...pair, settings: { mode: "strict", handshakeKeyFile } });
+  onTestFinished(() => encrypting.close());
+  const answer = () => RECORDED_REPLY;
+  const { port } = await encrypting.listen({ host: "127.0.0.1", port: 0, answer });
+  const { route } = await selfPair(port, { mode: "strict", handshakeKeyFile });
   expect(route(1)).toEqual(["p0-d0"]);
-  const { lines } = await fleet(pair);
-  const [warned] = lines
-    .filter(({ event }) => event === "instance-unverified")
-    .map(({ fields }) => fields);
+  const [warned] = (await selfPair(port)).logged("instance-unverified");
   expect(warned?.["reason"]).toMatch(/CURVE.*NULL/);
   expect(warned?.["hint"]).toContain("--handshake-key-file");
 });
@@ -519,24 +475,20 @@ const configured = (engineId: string, factors = {}) =>
 let nextAddress = 0x7f00_0000_0000;
 
 test("of two engines that came together with one id neither serves; the reason has the id and both URLs", async () => {
-  const [one, two, other, decode] = [
-    await configured("prefill"),
-    await configured("prefill"),
-    await configured("other"),
-    await configured("d"),
-  ];
+  const [one, two] = [await configured("prefill"), await configured("prefill")];
+  const [other, decode] = [await configured("other"), await configured("d")];
   const prefill = [one.port, two.port, other.port];
-  const { pairing, pools, lines, route, instance } = await fleet({
+  const { pairing, pools, logged, route, instance } = await fleet({
     prefill,
     decode: [decode.port],
   });
   expect(new Set(route(6))).toEqual(new Set(["p2-d0"]));
   const [first, second, third] = pools.prefill.status().map((status) => status.pairing);
   expect([first?.state, second?.state, third?.state]).toEqual(["unpaired", "unpaired", "paired"]);
-  expect(first?.reason).toMatch(
-    /^engine_id is prefill of two instances http:\/\/p0:80 http:\/\/p1:80 at prefill and unique at/,
+  expect(first?.reason).toContain(
+    "engine_id is prefill of two instances http://p0:80 http://p1:80 at prefill and unique at",
   );
-  expect(lines.filter(({ event }) => event === "instance-unpaired")).toHaveLength(2);
+  expect(logged("instance-unpaired")).toHaveLength(2);
   // The second one gets an id of its own.
   two.change({ metadata: { engineId: "second" } });
   pairing.failed(instance("prefill", 1));
@@ -544,11 +496,8 @@ test("of two engines that came together with one id neither serves; the reason h
 });
 
 test("an engine keeps its id when another one comes with it; that one serves when the first has left", async () => {
-  const [one, two, decode] = [
-    await configured("prefill"),
-    await configured("prefill"),
-    await sideChannel(),
-  ];
+  const [one, two] = [await configured("prefill"), await configured("prefill")];
+  const decode = await sideChannel();
   const { pairing, pools, route, statusOf } = await fleet({
     prefill: [one.port],
     decode: [decode.port],
@@ -565,10 +514,7 @@ test("an engine keeps its id when another one comes with it; that one serves whe
 
 test("an engine of both roles stays a pair with itself while one of two readings is older", async () => {
   const both = await configured("both");
-  const { pairing, instance, route, statusOf } = await fleet({
-    prefill: [both.port],
-    decode: [both.port],
-  });
+  const { pairing, instance, route, statusOf } = await selfPair(both.port);
   both.change({
     metadata: { engineId: "both", baseAddresses: METADATA.baseAddresses.map(() => 4096) },
   });
@@ -596,9 +542,9 @@ test.each([
 });
 
 test("an engine id that two decode instances have is no name of either", async () => {
-  const [one, two] = [await configured("e", {}), await configured("e", {})];
+  const [one, two] = [await configured("e"), await configured("e")];
   const { pairing, instance } = await fleet({ prefill: [], decode: [one.port, two.port] });
-  const [first, second] = [instance("decode", 0), instance("decode", 1)];
+  const [first, second] = [instance("decode"), instance("decode", 1)];
   for (const d of [first, second]) expect(await pairing.hasEngine(d, "e")).toBe("shared");
   two.change({ metadata: { engineId: "f" } });
   pairing.failed(second);

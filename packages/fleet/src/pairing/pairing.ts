@@ -1,9 +1,9 @@
 import { setMaxListeners } from "node:events";
 import { KvError, type SideChannel } from "@kv/interface";
 import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
-import { getOrAdd } from "../get-or-add.js";
 import { type Instance, type PairingStatus, partOf, type Role } from "../instances/instance.js";
 import type { PooledInstance } from "../instances/pooled-instance.js";
+import { getOrAdd } from "../instances/pooled-instance.js";
 import { needsFactors } from "./check-pair.js";
 import {
   type EngineFacts,

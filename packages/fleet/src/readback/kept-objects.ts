@@ -1,5 +1,5 @@
 import type { Clock } from "@kv/interface";
-import { getOrAdd } from "../get-or-add.js";
+import { getOrAdd } from "../instances/pooled-instance.js";
 import type { KvObject } from "./kv-object.js";
 
 /** A D's object and its keys. */

@@ -9,7 +9,11 @@ import {
   type Role,
   type Visit,
 } from "../instances/instance.js";
-import { PooledInstance, type PooledInstanceOptions } from "../instances/pooled-instance.js";
+import {
+  getOrAdd,
+  PooledInstance,
+  type PooledInstanceOptions,
+} from "../instances/pooled-instance.js";
 import type { Partner } from "../pairing/kinds.js";
 import type { Pairing } from "../pairing/pairing.js";
 import { LeastLoaded, type Routing, type RoutingContext } from "./routing.js";
@@ -315,9 +319,7 @@ class KnownList {
     if (out.size === 0) return list;
     const key = [list === this.available, ...Array.from(out, instanceName)].join(" ");
     if (this.#parts.size > MAX_PARTS) this.#parts.clear();
-    const part = this.#parts.get(key) ?? partOf(list, (one) => !out.has(one));
-    this.#parts.set(key, part);
-    return part;
+    return getOrAdd(this.#parts, key, () => partOf(list, (one) => !out.has(one)));
   }
 }
 

@@ -1,6 +1,6 @@
 import { createHash } from "node:crypto";
-import { getOrAdd } from "../get-or-add.js";
 import type { Instance, KvEventStatus } from "../instances/instance.js";
+import { getOrAdd } from "../instances/pooled-instance.js";
 import type { CachedPrefixes } from "../kv-events/kv-event-subscriber.js";
 import { unsaltedIds, writtenIds } from "../request/generation-request.js";
 import { LeastLoaded, type Routing, type RoutingContext } from "./routing.js";

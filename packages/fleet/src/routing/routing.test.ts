@@ -20,7 +20,7 @@ test("leastLoad chooses the fewest requests in flight, and takes equal instances
   expect(chosen).toEqual(["b", "c", "b"]);
 });
 
-test("sessionAffinity moves a session only when its instance is removed", () => {
+test("sessionAffinity moves a session only when its instance is removed, in whatever order instances are named", () => {
   const all = ["a", "b", "c", "d"].map((url) => instance(url));
   const routing = sessionAffinity();
   const sessions = Array.from({ length: 200 }, (_, at) => `s${at}`);
@@ -29,6 +29,7 @@ test("sessionAffinity moves a session only when its instance is removed", () => 
   const before = place(all);
   expect(new Set(before).size).toBe(4);
   expect(place(all)).toEqual(before);
+  expect(place([...all].reverse())).toEqual(before);
   const after = place(all.filter(({ url }) => url !== "c"));
   for (const [at, url] of before.entries()) if (url !== "c") expect(after[at]).toBe(url);
   expect(routing.choose(all, asking({ user: "s1" }))?.url).toBe(before[1]);

@@ -1,5 +1,5 @@
 import type { Instance, KvEventStatus } from "../instances/instance.js";
-import type { PooledInstance } from "../instances/pooled-instance.js";
+import { getOrAdd, type PooledInstance } from "../instances/pooled-instance.js";
 import type { Holders } from "../kv-events/block-tree.js";
 import type { RoutedRequest } from "../request/generation-request.js";
 
@@ -169,8 +169,7 @@ export class LeastLoaded implements Routing {
 
   #membersOf(candidates: readonly Instance[]): ReadonlySet<Instance> {
     if (this.#changed !== undefined) this.#follow(this.#changed);
-    const members = this.#members.get(candidates) ?? this.#add(new Set(candidates));
-    this.#members.set(candidates, members);
+    const members = getOrAdd(this.#members, candidates, () => this.#add(new Set(candidates)));
     if (!this.#isTold) for (const one of members) this.#refresh(one);
     return members;
   }

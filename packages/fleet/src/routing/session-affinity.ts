@@ -1,6 +1,6 @@
 import { createHash } from "node:crypto";
-import { getOrAdd } from "../get-or-add.js";
 import { type Instance, instanceName } from "../instances/instance.js";
+import { getOrAdd } from "../instances/pooled-instance.js";
 import { mixed } from "../kv-events/hash-table.js";
 import { LeastLoaded, type Routing, type RoutingContext } from "./routing.js";
 

@@ -3,6 +3,7 @@ import { Readable } from "node:stream";
 import { type Clock, KvError, YieldingQueue } from "@kv/interface";
 import { buildConnector, Client, type Dispatcher } from "undici";
 import type { FailureStage, Role } from "../instances/instance.js";
+import { getOrAdd } from "../instances/pooled-instance.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
 import { Deadline } from "../request/deadline.js";
 import type { RequestBody } from "../request/generation-request.js";
@@ -116,12 +117,10 @@ export class Upstream {
   }
 
   #target(url: string) {
-    const known = this.#targets.get(url);
-    if (known !== undefined) return known;
-    const { origin, pathname } = new URL(url);
-    const target = { origin, prefix: pathname === "/" ? "" : pathname };
-    this.#targets.set(url, target);
-    return target;
+    return getOrAdd(this.#targets, url, () => {
+      const { origin, pathname } = new URL(url);
+      return { origin, prefix: pathname === "/" ? "" : pathname };
+    });
   }
 
   #open(origin: string): Client {

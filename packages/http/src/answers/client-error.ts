@@ -17,19 +17,6 @@ export function statusOf(error: KvError): number {
   return typeof httpStatus === "number" ? httpStatus : (STATUS[error.code] ?? 500);
 }
 
-const TYPES: Readonly<Record<number, string>> = {
-  400: "invalid_request_error",
-  401: "invalid_request_error",
-  404: "invalid_request_error",
-  405: "invalid_request_error",
-  409: "invalid_request_error",
-  413: "invalid_request_error",
-  403: "invalid_request_error",
-  415: "invalid_request_error",
-  429: "rate_limit_error",
-  431: "invalid_request_error",
-};
-
 /** The API that an error is written for. */
 export type ErrorForm = "openai" | "anthropic";
 
@@ -37,19 +24,24 @@ export type ErrorForm = "openai" | "anthropic";
 export function errorBody(error: KvError, requestId?: string, form: ErrorForm = "openai"): string {
   const { param } = error.details;
   const status = statusOf(error);
-  const serverError =
-    form === "openai" ? "server_error" : status === 503 ? "overloaded_error" : "api_error";
   return JSON.stringify({
     type: form === "anthropic" ? "error" : undefined,
     error: {
       message: error.message,
-      type: TYPES[status] ?? serverError,
+      type: typeOf(status, form),
       param: typeof param === "string" ? param : null,
       code: error.code,
       hint: error.hint,
       request_id: requestId,
     },
   });
+}
+
+function typeOf(status: number, form: ErrorForm): string {
+  if (status === 429) return "rate_limit_error";
+  if (status < 500) return "invalid_request_error";
+  if (form === "openai") return "server_error";
+  return status === 503 ? "overloaded_error" : "api_error";
 }
 
 /** No client causes these. Their messages may name instances. */

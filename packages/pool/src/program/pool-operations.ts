@@ -26,5 +26,6 @@ export const poolOperations = (pool: Pool) => ({
 function peerIn(body: unknown): string {
   const { data, error } = z.strictObject({ peer: z.string().max(512) }).safeParse(body);
   if (data !== undefined) return data.peer;
-  throw new KvError("KV_REQUEST_INVALID", `the body is not {"peer": "HOST:PORT"}: ${error}`);
+  const problem = z.prettifyError(error);
+  throw new KvError("KV_REQUEST_INVALID", `the body is not {"peer": "HOST:PORT"}: ${problem}`);
 }

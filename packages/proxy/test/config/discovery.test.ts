@@ -1,25 +1,18 @@
-import { mkdtemp, rm, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { type Discovery, dnsDiscovery, fileDiscovery } from "@kv/fleet";
+import { dnsDiscovery, fileDiscovery } from "@kv/fleet";
 import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
 import { after, manualClock } from "@kv/testing/manual-clock";
-import { afterAll, beforeAll, expect, test } from "vitest";
-import { runProxy, upstream } from "../support/set-up.js";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { expect, test } from "vitest";
+import { discoveryByHand } from "../support/discovery-by-hand.js";
+import { runProxy, upstreams } from "../support/set-up.js";
 
-let folder: string;
-beforeAll(async () => {
-  folder = await mkdtemp(join(tmpdir(), "kv-proxy-"));
-});
-afterAll(() => rm(folder, { recursive: true }));
+const folder = scratchFolder();
 
 test("instances follow a file; those of the settings stay, and an invalid file changes nothing", async () => {
   const clock = manualClock();
-  const [p, d1, d2] = [
-    await upstream(prefillOk),
-    await upstream(decodeOk),
-    await upstream(decodeOk),
-  ];
+  const [p, d1, d2] = await upstreams(prefillOk, decodeOk, decodeOk);
   const file = join(folder, "instances.json");
   const write = (value: unknown) =>
     writeFile(file, typeof value === "string" ? value : JSON.stringify(value));
@@ -91,26 +84,18 @@ test("instances follow DNS: all addresses of a host, or SRV records with their p
 });
 
 test("while the discovery cannot be read, the last instances stay, and a metric says so", async () => {
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  let tell: Parameters<Discovery["watch"]> | undefined;
-  const { ask, metrics } = await runProxy({
-    admin: { port: 0 },
-    createDiscovery: () => ({
-      name: "by hand",
-      watch(...callbacks) {
-        tell = callbacks;
-        return { close() {} };
-      },
-    }),
-  });
+  const [p, d] = await upstreams(prefillOk, decodeOk);
+  const discovery = discoveryByHand();
+  const { ask, metrics } = await runProxy({ createDiscovery: discovery.create });
   const current = async () => /^kv_proxy_discovery_current (\d)$/m.exec(await metrics())?.[1];
   expect(await current()).toBe("0");
-  tell?.[0]({ prefillers: [{ url: p.url }], decoders: [{ url: d.url }] });
+  const all = { prefillers: [{ url: p.url }], decoders: [{ url: d.url }] };
+  discovery.found(all);
   expect(await current()).toBe("1");
-  tell?.[1](new Error("the API server is away"));
+  discovery.failed(new Error("the API server is away"));
   expect(await current()).toBe("0");
   expect((await ask()).status).toBe(200);
-  tell?.[0]({ prefillers: [{ url: p.url }], decoders: [{ url: d.url }] });
+  discovery.found(all);
   expect(await current()).toBe("1");
 });
 

@@ -23,8 +23,6 @@ const messageUsage = { input_tokens: 3, cache_read_input_tokens: 99 };
 /** A host that no client gets to know. */
 export const HIDDEN_HOST = "10.9.8.7";
 const kv_transfer_params = { remote_host: HIDDEN_HOST, note: 'a"}]' };
-/** D's own KV parameters, as its answers have them. */
-export const HIDDEN_PARAMS = JSON.stringify(kv_transfer_params);
 /** In UTF-8 its characters have 1 to 4 bytes. */
 const TEXT = 'aé€🎈\n"[DONE]"';
 

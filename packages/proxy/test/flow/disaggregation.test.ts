@@ -1,16 +1,13 @@
-import { silentLog } from "@kv/interface";
-import { decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
+import { type Answer, decodeOk, KV_PARAMS_TEXT, prefillOk } from "@kv/testing/http/fake-upstream";
 import { POOL_PROMPT, poolContent } from "@kv/testing/http/pool-content";
 import { manualClock } from "@kv/testing/manual-clock";
+import { recordedLog } from "@kv/testing/recorded-log";
 import { expect, test } from "vitest";
 import type { ProxyOptions } from "../../src/index.js";
 import { post, runFleet, runPair, sends, upstream } from "../support/set-up.js";
 
 async function start(options: ProxyOptions, prefill = prefillOk) {
-  const running = await runFleet([prefill], [decodeOk, decodeOk], {
-    admin: { port: 0 },
-    ...options,
-  });
+  const running = await runFleet([prefill], [decodeOk, decodeOk], options);
   const reasons = async () => {
     const found = (await running.metrics()).matchAll(
       /^kv_proxy_disaggregation_total\{legs="(\d)",reason="([a-z-]+)"\} (\d+)$/gm,
@@ -23,6 +20,13 @@ async function start(options: ProxyOptions, prefill = prefillOk) {
   return { ...running, p, d1, d2, reasons };
 }
 
+/** Answers that a prompt had 300 tokens. */
+const answer300: Answer = ({ response }) => {
+  response.writeHead(200, { "content-type": "application/json" });
+  response.end(
+    `{"choices":[{"text":"x"}],"usage":{"prompt_tokens":300},"kv_transfer_params":${KV_PARAMS_TEXT}}`,
+  );
+};
 const ids = (count: number, from = 0) => Array.from({ length: count }, (_, at) => from + at);
 const prompts = (one: { seen: readonly { method: string }[] }) =>
   one.seen.filter(({ method }) => method === "POST").length;
@@ -61,12 +65,9 @@ test("the turns of a chat whose prefix a decode instance holds go there alone", 
 test("a prompt that would wait for a prefill instance longer than it takes to compute goes to a decode instance alone", async () => {
   const held: (() => void)[] = [];
   let holds = false;
-  const answer = `{"choices":[{"text":"x"}],"usage":{"prompt_tokens":300},"kv_transfer_params":${KV_PARAMS_TEXT}}`;
-  const { p, ask, reasons } = await start({ disaggregateAbove: 100 }, ({ response }) => {
-    const send = () => response.writeHead(200, { "content-type": "application/json" }).end(answer);
-    if (holds) held.push(send);
-    else send();
-  });
+  const { p, ask, reasons } = await start({ disaggregateAbove: 100 }, (seen) =>
+    holds ? void held.push(() => answer300(seen)) : answer300(seen),
+  );
   await ask({ prompt: ids(300) });
   holds = true;
   const waiting = [1, 2, 3].map((from) => ask({ prompt: ids(300, from) }));
@@ -79,13 +80,12 @@ test("a prompt that would wait for a prefill instance longer than it takes to co
 
 test("a decode instance with requests in flight computes few prompts a second, also short ones", async () => {
   const clock = manualClock();
-  const answer = `{"choices":[{"text":"x"}],"usage":{"prompt_tokens":300},"kv_transfer_params":${KV_PARAMS_TEXT}}`;
   let decoding = () => {};
   const { p, d, ask } = await runPair(
     {
-      p: ({ response }) => {
+      p: (seen) => {
         clock.advance(1000);
-        response.writeHead(200, { "content-type": "application/json" }).end(answer);
+        return answer300(seen);
       },
       d: (request) => {
         if (request.json.user !== "held") return decodeOk(request);
@@ -114,28 +114,19 @@ test.each([
   [10, "prefill-cached"],
 ])("what P can fetch from a pool counts: of %i blocks", async (blocks, reason) => {
   const clock = manualClock();
-  const answer = `{"choices":[{"text":"x"}],"usage":{"prompt_tokens":300},"kv_transfer_params":${KV_PARAMS_TEXT}}`;
   const held: (() => void)[] = [];
-  const pool = await upstream(({ response }) => sendJson(response, poolContent(blocks)));
-  const ended: object[] = [];
-  const info = (event: string, fields: object = {}) =>
-    void (event === "request-done" && ended.push(fields));
+  const pool = await upstream(sends(200, poolContent(blocks)));
+  const { log, logged } = recordedLog();
   const { p, ask, proxy } = await runPair(
     {
-      p: ({ response, json }) => {
-        const send = () =>
-          void response.writeHead(200, { "content-type": "application/json" }).end(answer);
-        if ((json.prompt as readonly number[])[0] === 2000) return void held.push(send);
+      p: (seen) => {
+        if ((seen.json.prompt as readonly number[])[0] === 2000)
+          return void held.push(() => answer300(seen));
         clock.advance(1000);
-        send();
+        return answer300(seen);
       },
     },
-    {
-      disaggregateAbove: 100,
-      clock,
-      kvSources: { pools: [pool.url] },
-      log: { ...silentLog, info },
-    },
+    { disaggregateAbove: 100, clock, kvSources: { pools: [pool.url] }, log },
   );
   await expect.poll(() => proxy.status().kv_pools).toMatchObject([{ blocks, unused: null }]);
   expect((await ask({ prompt: ids(300, 1000) })).status).toBe(200);
@@ -144,7 +135,7 @@ test.each([
   await expect.poll(() => prompts(p)).toBe(2);
   expect((await ask({ prompt: POOL_PROMPT })).status).toBe(200);
   await expect
-    .poll(() => ended)
+    .poll(() => logged("request-done"))
     .toMatchObject([{ disaggregation: "long-suffix" }, { disaggregation: reason }]);
   for (const send of held) send();
   await first;

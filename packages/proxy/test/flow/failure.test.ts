@@ -10,6 +10,7 @@ import {
   sendStream,
 } from "@kv/testing/http/fake-upstream";
 import { manualClock } from "@kv/testing/manual-clock";
+import { recordedLog } from "@kv/testing/recorded-log";
 import { describe, expect, test, vi } from "vitest";
 import type { RequestRecord } from "../../src/telemetry/request-record.js";
 import { isRelease, legsAt } from "../support/releases.js";
@@ -22,7 +23,9 @@ import {
   runPair,
   runProxy,
   sends,
+  UPSTREAM_FAILED,
   upstream,
+  upstreams,
 } from "../support/set-up.js";
 
 // What the proxy does next does not depend on a request's record: this one has no leg that ran, and
@@ -38,7 +41,6 @@ vi.mock(import("../../src/telemetry/request-record.js"), async (original) => {
   return { ...module, RequestRecord: new Proxy(module.RequestRecord, { construct }) };
 });
 
-const UPSTREAM_FAILED = { status: 502, code: "KV_PROXY_UPSTREAM_FAILED" };
 const loadFailed = { error: { message: "KV load failed", type: "InternalServerError", code: 500 } };
 const fails = sends(500, loadFailed);
 const answerTo = async (asked: Promise<Response>) => {
@@ -98,8 +100,7 @@ describe.each(["pull", "push"] as const)("%s", (mode) => {
   );
 
   test("the only decode instance fails with the KV of a prefill instance that ended: the request begins again with another one's", async () => {
-    const [ended, p] = [await upstream(prefillOf("gone")), await upstream(prefillOf("e"))];
-    const d = await upstream((seen) =>
+    const [ended, p, d] = await upstreams(prefillOf("gone"), prefillOf("e"), (seen) =>
       JSON.stringify(seen.json.kv_transfer_params).includes("gone") ? fails(seen) : decodeOk(seen),
     );
     const { ask } = await runProxy({
@@ -157,16 +158,13 @@ describe.each(["pull", "push"] as const)("%s", (mode) => {
   test("when all decode instances are draining, the answer is 503 with a hint, before anything is computed", async () => {
     const { ask, p, d, proxy } = await runFleet([prefillOk], [decodeOk], { mode });
     await proxy.instances.decode.drain({ url: d[0].url });
-    const response = await ask();
-    const { error } = (await response.json()) as { error: { message: string; hint: string } };
-    expect([response.status, error]).toMatchObject([
+    const { status, message, hint } = await errorOf(await ask());
+    expect([status, message, hint]).toEqual([
       503,
-      {
-        message: expect.stringContaining("all 1 are draining"),
-        hint: expect.stringContaining("/instances/add"),
-      },
+      expect.stringContaining("all 1 are draining"),
+      expect.stringContaining("/instances/add"),
     ]);
-    expect(p[0].seen).toHaveLength(0);
+    expect(p[0].seen).toEqual([]);
   });
 });
 
@@ -205,10 +203,8 @@ test("after a stream that begins with a failure, the request begins again with a
 });
 
 test("instances that cannot be reached do not use up the retry", async () => {
-  const { ask } = await runProxy({
-    prefillers: [await deadUrl(), (await upstream(breaks)).url, (await upstream(prefillOk)).url],
-    decoders: [(await upstream(decodeOk)).url],
-  });
+  const [broken, p] = await upstreams(breaks, prefillOk);
+  const { ask } = await runPair({}, { prefillers: [await deadUrl(), broken.url, p.url] });
   expect((await ask()).status).toBe(200);
 });
 
@@ -256,7 +252,7 @@ test.each([
     const works = sends(200, two);
     for (const failing of [breaks, fails]) {
       const asked = async (...answers: Answer[]) => {
-        const urls = (await Promise.all(answers.map((one) => upstream(one)))).map(({ url }) => url);
+        const urls = (await upstreams(...answers)).map(({ url }) => url);
         const policy = { unsplittable: "decode-computes" } as const;
         const { ask } = await runProxy({ prefillers: urls, decoders: urls, policy });
         return answerTo(ask(fields));
@@ -270,12 +266,13 @@ test.each([
 );
 
 test("soak: a request that D alone serves is tried on one other instance when its D dies, and on no third", async () => {
-  const statusOf = async (...ds: Answer[]) => {
+  for (const [ds, status] of [
+    [[breaks, decodeOk], 200],
+    [[breaks, breaks, decodeOk], 502],
+  ] as const) {
     const { url } = await runFleet([prefillOk], ds);
-    return (await post(`${url}/tokenize`, { prompt: "a" })).status;
-  };
-  expect(await statusOf(breaks, decodeOk)).toBe(200);
-  expect(await statusOf(breaks, breaks, decodeOk)).toBe(502);
+    expect((await post(`${url}/tokenize`, { prompt: "a" })).status).toBe(status);
+  }
 });
 
 test("a request that cannot be split is refused, or served by a decode instance", async () => {
@@ -357,16 +354,19 @@ test("an error event in the middle of a stream passes unchanged, and the request
 
 test("an unreachable instance is skipped on both legs, and used again when it is back", async () => {
   const clock = manualClock();
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const [p, d] = await upstreams(prefillOk, decodeOk);
   const [deadP, deadD] = [await deadUrl(), await deadUrl()];
-  const instances = { prefillers: [deadP, p.url], decoders: [deadD, d.url] };
-  const { ask, proxy } = await runProxy({ ...instances, clock });
+  const { log, logged } = recordedLog();
+  const instances = { prefillers: [deadP, p.url], decoders: [`${deadD}@7`, d.url] };
+  const { ask, proxy } = await runProxy({ ...instances, clock, log });
   for (let at = 0; at < 3; at++) expect((await ask()).status).toBe(200);
   // Each instance is tried once, then it cools down.
   const [skipped, too] = [proxy.status().prefillers[0], proxy.status().decoders[0]];
   for (const one of [skipped, too])
     expect(one).toMatchObject({ requests: 1, failures: 1, available: false, in_flight: 0 });
   expect(skipped?.last_error?.message).toContain("ECONNREFUSED");
+  const blamed = logged("leg-failed").map(({ instance }) => instance);
+  expect(blamed).toEqual([deadP, `${deadD}@7`]);
 
   clock.advance(1000);
   const back = await upstream(decodeOk, Number(new URL(deadD).port));
@@ -437,8 +437,7 @@ test.each([
 });
 
 test("of two data-parallel ranks on one URL, only the rank that failed counts a failure", async () => {
-  const p = await upstream(prefillOk);
-  const d = await upstream((seen) => {
+  const [p, d] = await upstreams(prefillOk, (seen) => {
     if (seen.json.prompt === "good") return decodeOk(seen);
     // The first bytes of an answer are more than the proxy checks before it merges; then the
     // connection closes.
@@ -459,8 +458,9 @@ test("of two data-parallel ranks on one URL, only the rank that failed counts a 
     limits: { heldAnswerLengthBytes: 10 },
   });
   expect(await errorOf(await ask({ prompt: ["good", "bad"] }))).toMatchObject(UPSTREAM_FAILED);
+  const well = { failures: 0, consecutive_failures: 0, last_error: null, state: "up" };
   expect(proxy.status().decoders).toMatchObject([
-    { data_parallel_rank: 0, failures: 0, available: true },
+    { data_parallel_rank: 0, available: true, ...well },
     { data_parallel_rank: 1, failures: 1, available: false },
   ]);
 });

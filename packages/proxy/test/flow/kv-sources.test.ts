@@ -1,35 +1,31 @@
-import { type Answer, decodeOk, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
+import {
+  type Answer,
+  decodeOk,
+  prefillOk,
+  type Seen,
+  sendJson,
+} from "@kv/testing/http/fake-upstream";
 import { POOL_PEER, POOL_PROMPT, poolContent } from "@kv/testing/http/pool-content";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
-import { post, runProxy, upstream } from "../support/set-up.js";
+import { runFleet, runPair, upstream } from "../support/set-up.js";
 
 /** A proxy with one P and one D that follows a pool, whose answer may change. */
 async function withPool(first: object, more: object = {}) {
   let answer: object = first;
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const pool = await upstream(({ response, path }) => {
     const epoch = new URL(path, "http://pool").searchParams.get("epoch");
     const known = "epoch" in answer && answer.epoch === epoch;
     return sendJson(response, known ? { ...answer, changes: [] } : answer);
   });
-  const running = await runProxy({
-    prefillers: [p.url],
-    decoders: [d.url],
-    kvSources: { pools: [pool.url], ...more },
-    health: { intervalMs: 0 },
-    admin: { port: 0 },
-  });
+  const { p, ...running } = await runPair({}, { kvSources: { pools: [pool.url], ...more } });
   const becomes = (expected: object) =>
     expect.poll(() => running.proxy.status().kv_pools[0]).toMatchObject(expected);
   /** The source that the next request's prefill leg names. */
   const sourceOf = async (body: object) => {
-    const { status } = await post(`${running.url}/v1/completions`, body);
-    expect(status).toBe(200);
-    const { kv_transfer_params: params } = (p.seen.at(-1) as { json: unknown }).json as {
-      kv_transfer_params: { remote_kv_source?: object };
-    };
-    return params.remote_kv_source;
+    expect((await running.ask(body)).status).toBe(200);
+    const params = p.seen.at(-1)?.json.kv_transfer_params;
+    return (params as { remote_kv_source?: object }).remote_kv_source;
   };
   const changeTo = (changed: object) => {
     answer = changed;
@@ -79,22 +75,17 @@ test("a new P fetches what was asked for before it takes load, and a leaving one
   await sourceOf({ prompt: POOL_PROMPT, model: "m" });
   await sourceOf({ prompt: POOL_PROMPT.with(0, 99), model: "m" });
 
-  let goOn = () => {};
-  const fetched = new Promise<void>((resolve) => {
-    goOn = resolve;
-  });
-  const added = await upstream(async (seen) => {
-    await fetched;
-    return prefillOk(seen);
+  let held: Seen | undefined;
+  const added = await upstream((seen) => {
+    if (held !== undefined || seen.path !== "/v1/completions") return prefillOk(seen);
+    held = seen;
   });
   const { prefill } = proxy.instances;
   prefill.add({ url: added.url });
-  await expect
-    .poll(() => added.seen.filter(({ path }) => path === "/v1/completions"))
-    .toHaveLength(1);
+  await expect.poll(() => held).toBeDefined();
   const states = () => proxy.status().prefillers.map(({ state }) => state);
   expect(states()).toEqual(["up", "warming"]);
-  expect(added.seen.at(-1)?.json).toEqual({
+  expect(held?.json).toEqual({
     model: "m",
     prompt: POOL_PROMPT.slice(0, 48),
     max_tokens: 1,
@@ -102,7 +93,7 @@ test("a new P fetches what was asked for before it takes load, and a leaving one
   });
   for (const prompt of ["a", "b", "c"]) await sourceOf({ prompt });
   expect(added.seen.filter(({ path }) => path === "/v1/completions")).toHaveLength(1);
-  goOn();
+  if (held !== undefined) void prefillOk(held);
   await expect.poll(states).toEqual(["up", "up"]);
 
   await prefill.drain({ url: added.url });
@@ -155,7 +146,6 @@ test.each(DAMAGED)(
   "a pool that %s: requests go on, and nothing is left",
   async (_, answer, why) => {
     let [isDamaged, dropped] = [true, 0];
-    const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
     const pool = await upstream((seen) => {
       void seen.dropped.then(() => {
         dropped += 1;
@@ -164,16 +154,11 @@ test.each(DAMAGED)(
       sendJson(seen.response, poolContent(3));
     });
     const clock = manualClock();
-    const { proxy, url } = await runProxy({
-      prefillers: [p.url],
-      decoders: [d.url],
-      kvSources: { pools: [pool.url] },
-      clock,
-    });
+    const { proxy, p, ask } = await runPair({}, { kvSources: { pools: [pool.url] }, clock });
     const unused = () => proxy.status().kv_pools[0]?.unused;
     await pool.request(0);
     await expect.poll(unused).toMatch(why);
-    expect((await post(`${url}/v1/completions`, { prompt: POOL_PROMPT })).status).toBe(200);
+    expect((await ask({ prompt: POOL_PROMPT })).status).toBe(200);
     expect(p.seen.at(-1)?.body).not.toContain("remote_kv_source");
 
     isDamaged = false;
@@ -206,18 +191,15 @@ test("a pool whose pages never end is asked no more often than others", async ()
 
 test("a pool that does not answer holds up a leaving instance for half a minute", async () => {
   const clock = manualClock();
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const pool = await upstream(({ response, path }) => {
     if (path !== "/copies") sendJson(response, poolContent(3));
   });
-  const { proxy } = await runProxy({
-    prefillers: [p.url, "127.0.0.1:1"],
-    decoders: [d.url],
+  const { p, proxy } = await runFleet([prefillOk, prefillOk], [decodeOk], {
     kvSources: { pools: [pool.url], tierPort: 7777 },
     clock,
   });
   let hasLeft = false;
-  const left = proxy.instances.prefill.drain({ url: p.url }).then(() => {
+  const left = proxy.instances.prefill.drain({ url: p[0].url }).then(() => {
     hasLeft = true;
   });
   await expect.poll(() => pool.seen.map(({ path }) => path)).toContain("/copies");

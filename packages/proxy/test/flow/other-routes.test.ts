@@ -14,13 +14,8 @@ import { breaks, errorOf, html, post, runFleet, sends } from "../support/set-up.
 
 const EMBEDDINGS = "/v1/embeddings";
 
-async function start(answers: readonly Answer[], options: ProxyOptions = {}) {
-  const { d: ds, ...running } = await runFleet([prefillOk], answers, {
-    admin: { port: 0 },
-    ...options,
-  });
-  return { ds, ...running };
-}
+const start = (ds: readonly Answer[], options: ProxyOptions = {}) =>
+  runFleet([prefillOk], ds, options);
 
 const LARGE = JSON.stringify({ data: [{ embedding: "1.5,".repeat(5 * 1024 * 1024) }] });
 
@@ -47,7 +42,7 @@ test("F4: clients that do not read an answer of another route are dropped, and h
 
 test("F5: bodies and answers pass byte for byte, of any length, under the client's id", async () => {
   const body = '{"input":"a", "seed": 9007199254740993,"x":1e400, "y":1.10}';
-  const { ds, url } = await start([({ response }) => void response.writeHead(200).end(LARGE)]);
+  const { d, url } = await start([({ response }) => void response.writeHead(200).end(LARGE)]);
   const answer = await post(`${url}${EMBEDDINGS}?a=b`, body, {
     headers: { "x-request-id": "own" },
   });
@@ -56,7 +51,7 @@ test("F5: bodies and answers pass byte for byte, of any length, under the client
     LARGE,
     "own",
   ]);
-  expect(ds[0]?.seen[0]).toMatchObject({
+  expect(d[0]?.seen[0]).toMatchObject({
     body,
     path: `${EMBEDDINGS}?a=b`,
     headers: { "x-request-id": "own" },
@@ -65,7 +60,7 @@ test("F5: bodies and answers pass byte for byte, of any length, under the client
 
 test("F5: other routes are counted, measured and logged, and an answer that breaks off has failed", async () => {
   const { log, logged } = recordedLog();
-  const { url, metrics, proxy, ds } = await start(
+  const { url, metrics, proxy, d } = await start(
     [
       ({ json, response }) => {
         if (json.input !== "breaks")
@@ -93,13 +88,13 @@ test("F5: other routes are counted, measured and logged, and an answer that brea
     expect(shown).toContain(
       `kv_proxy_requests_total{endpoint="${EMBEDDINGS}",outcome="${outcome}"} 1`,
     );
-  const line = { endpoint: EMBEDDINGS, status: 200, decode: ds[0]?.url };
+  const line = { endpoint: EMBEDDINGS, status: 200, decode: d[0]?.url };
   expect(logged("request-done")).toContainEqual(expect.objectContaining(line));
 });
 
 test.each<[what: string, bad: Answer]>([
   ...[401, 403, 429, 502, 503, 500, 307].map((status): [string, Answer] => [
-    String(status),
+    `${status}`,
     sends(status),
   ]),
   ["HTML", html],
@@ -117,10 +112,10 @@ test.each<[what: string, bad: Answer]>([
 test("F5: what the client has caused is passed on, and no failure of an instance", async () => {
   for (const status of [400, 413, 422]) {
     const refuses = sends(status, { error: "own" });
-    const { url, proxy, ds } = await start([refuses, refuses]);
+    const { url, proxy, d } = await start([refuses, refuses]);
     const answer = await post(url + EMBEDDINGS, { input: "a" });
     expect([answer.status, await answer.json()]).toEqual([status, { error: "own" }]);
-    expect(ds.reduce((sum, { seen }) => sum + seen.length, 0)).toBe(1);
+    expect(d.map(({ seen }) => seen.length).sort()).toEqual([0, 1]);
     for (const { failures } of proxy.status().decoders) expect(failures).toBe(0);
   }
 });

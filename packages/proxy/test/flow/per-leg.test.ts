@@ -1,28 +1,17 @@
-import { readFileSync } from "node:fs";
 import { CLIENT_HEADERS } from "@kv/fleet/front-end";
-import { type Answer, COMPLETION } from "@kv/testing/http/fake-upstream";
+import { type Answer, COMPLETION, KV_PARAMS_TEXT } from "@kv/testing/http/fake-upstream";
 import { describe, expect, test } from "vitest";
 import { ANSWER_MEMBERS } from "../../src/response/answer-members.js";
-import { runFleet, runPair, runProxy, sends } from "../support/set-up.js";
-
-interface Api {
-  readonly headers: readonly string[];
-  readonly answers: Readonly<Record<string, readonly string[]>>;
-}
-/** `tools/vllm/read_api.py` reads it from vLLM's sources. */
-const API = Object.entries(
-  JSON.parse(
-    readFileSync(new URL("../../fixtures/vllm-api.json", import.meta.url), "utf8"),
-  ) as Readonly<Record<string, Api>>,
-);
+import { runFleet, runPair, sends } from "../support/set-up.js";
+import { VLLM_APIS } from "../support/vllm-apis.js";
 
 describe("field.md R6, R10, R11: one table for each leg", () => {
-  test.each(API)("each header that vLLM %s reads has a row", (_release, { headers }) => {
+  test.each(VLLM_APIS)("each header that vLLM %s reads has a row", (_release, { headers }) => {
     expect(headers.length).toBeGreaterThan(5);
     expect(headers.filter((name) => CLIENT_HEADERS[name] === undefined)).toEqual([]);
   });
 
-  test.each(API)("each member of an answer of vLLM %s has a row", (_release, { answers }) => {
+  test.each(VLLM_APIS)("each member of an answer of vLLM %s has a row", (_release, { answers }) => {
     expect(Object.keys(answers)).toHaveLength(4);
     for (const [route, members] of Object.entries(answers))
       expect(
@@ -32,7 +21,7 @@ describe("field.md R6, R10, R11: one table for each leg", () => {
   });
 
   test("each row is one of some vLLM", () => {
-    const members = new Set(API.flatMap(([, { answers }]) => Object.values(answers).flat()));
+    const members = new Set(VLLM_APIS.flatMap(([, { answers }]) => Object.values(answers).flat()));
     expect([...ANSWER_MEMBERS.keys()].filter((path) => !members.has(path))).toEqual([]);
   });
 });
@@ -45,13 +34,9 @@ test("field.md R6: D's data-parallel rank and the format of its metrics do not r
   expect(d.seen[0]?.headers).toMatchObject({ ...both, ...ofD });
   expect(p.seen[0]?.headers).toMatchObject(both);
   for (const name of Object.keys(ofD)) expect(p.seen[0]?.headers).not.toHaveProperty(name);
-  const forwarding = await runProxy({
-    prefillers: [p.url],
-    decoders: [d.url],
-    forwardHeaders: ["X-data-parallel-rank"],
-  });
+  const forwarding = await runPair({}, { forwardHeaders: ["X-data-parallel-rank"] });
   await forwarding.ask({}, { headers: ofD });
-  expect(p.seen[1]?.headers).toMatchObject({ "x-data-parallel-rank": "3" });
+  expect(forwarding.p.seen[0]?.headers).toMatchObject({ "x-data-parallel-rank": "3" });
 });
 
 const EXPERTS = { ...COMPLETION, choices: [{ ...COMPLETION.choices[0], routed_experts: "AAAA" }] };
@@ -87,16 +72,7 @@ test("field.md R13: an answer that is too long to be held has no KV parameters o
 
 describe("field.md R10: in push, the cached tokens are P's", () => {
   const usage = { prompt_tokens: 10, prompt_tokens_details: { cached_tokens: 10 } };
-  const params = {
-    do_remote_prefill: true,
-    remote_block_ids: [[1]],
-    remote_engine_id: "e",
-    remote_request_id: "r",
-    remote_host: "127.0.0.1",
-    remote_port: 5600,
-    tp_size: 1,
-    transfer_mode: "push",
-  };
+  const params = { ...JSON.parse(KV_PARAMS_TEXT), transfer_mode: "push" };
   /** P answers later than D. */
   const start = (prefillAnswer: object, decodeAnswer: object = COMPLETION) => {
     const late = sends(200, { choices: [{ text: "a" }], ...prefillAnswer });
@@ -121,8 +97,7 @@ describe("field.md R10: in push, the cached tokens are P's", () => {
     ["none where it says nothing", { kv_transfer_params: params, usage: null }, null],
   ])("%s", async (_name, prefillAnswer, cached) => {
     const { ask } = await start(prefillAnswer);
-    const answer = (await (await ask()).json()) as object;
-    expect(answer).toEqual({
+    expect(await (await ask()).json()).toEqual({
       ...COMPLETION,
       usage: { prompt_tokens: 10, prompt_tokens_details: { cached_tokens: cached } },
     });

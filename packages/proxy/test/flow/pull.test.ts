@@ -1,12 +1,13 @@
 import {
   type Answer,
   COMPLETION,
+  decodeOk,
   KV_PARAMS_TEXT,
   prefillOk,
   sendJson,
 } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { post, runFleet, runPair, runProxy, sends, upstream } from "../support/set-up.js";
+import { post, runFleet, runPair, upstream } from "../support/set-up.js";
 
 test.each(["/v1/completions", "/v1/chat/completions"])(
   "%s: the prefill leg, then the decode leg with its KV parameters",
@@ -76,12 +77,10 @@ test("a stream reaches the client byte for byte, each event as soon as it is who
       expect(response.headers.get("x-extra")).toBe("1");
       reader = response.body?.getReader();
     }
-    let arrived = "";
-    while (Buffer.byteLength(arrived) < Buffer.byteLength(piece)) {
-      const { value } = (await reader?.read()) ?? {};
-      arrived += Buffer.from(value ?? []).toString("utf8");
-    }
-    expect(arrived).toBe(piece);
+    let arrived = Buffer.alloc(0);
+    while (arrived.length < Buffer.byteLength(piece))
+      arrived = Buffer.concat([arrived, (await reader?.read())?.value ?? arrived]);
+    expect(arrived.toString()).toBe(piece);
   }
   decode.end();
   expect((await reader?.read())?.done).toBe(true);
@@ -93,7 +92,7 @@ test("instances take turns, and concurrent requests each get their own answer", 
   const { ask, p, d, proxy } = await runFleet([prefillOk, prefillOk, prefillOk], [echo, echo]);
   const prompts = Array.from({ length: 60 }, (_, at) => `prompt ${at}`);
   const answers = await Promise.all(
-    prompts.map(async (prompt) => (await ask({ prompt })).json() as Promise<object>),
+    prompts.map(async (prompt): Promise<unknown> => (await ask({ prompt })).json()),
   );
   expect(answers).toEqual(prompts.map((text) => ({ choices: [{ text }] })));
   expect([...p, ...d].map(({ seen }) => seen.length)).toEqual([20, 20, 20, 30, 30]);
@@ -102,32 +101,9 @@ test("instances take turns, and concurrent requests each get their own answer", 
   expect([...status.prefillers, ...status.decoders].every((one) => one.in_flight === 0)).toBe(true);
 });
 
-test("/v1/models comes from a decode instance, /health and /status from the proxy", async () => {
-  const p = await upstream(prefillOk);
-  const d = await upstream(sends(200, { object: "list", data: [{ id: "m" }] }));
-  const { url } = await runProxy({ prefillers: [p.url], decoders: [`${d.url}/v1`] });
-  expect(await (await fetch(`${url}/v1/models?a=1`)).json()).toEqual({
-    object: "list",
-    data: [{ id: "m" }],
-  });
+test("/v1/models comes from a decode instance, whatever its base URL is", async () => {
+  const d = await upstream(decodeOk);
+  const { url } = await runPair({}, { decoders: [`${d.url}/v1`] });
+  expect((await fetch(`${url}/v1/models?a=1`)).status).toBe(200);
   expect(d.seen[0]).toMatchObject({ method: "GET", path: "/v1/models?a=1" });
-  const health = await fetch(`${url}/health`);
-  expect([health.status, await health.json()]).toEqual([
-    200,
-    { status: "ok", prefill_instances: 1, decode_instances: 1, paired: true },
-  ]);
-  expect((await fetch(`${url}/healthcheck`)).status).toBe(200);
-  expect(await (await fetch(`${url}/status`)).json()).toMatchObject({
-    flow: "pull",
-    routing: "round-robin",
-    draining: false,
-    prefillers: { count: 1, available: 1 },
-    decoders: { count: 1, available: 1 },
-  });
-  const open = await runProxy({ prefillers: [p.url], decoders: [d.url], exposeInstances: true });
-  expect(await (await fetch(`${open.url}/status`)).json()).toMatchObject({
-    prefillers: [{ url: p.url, available: true }],
-    decoders: [{ url: d.url, requests: 0 }],
-  });
-  expect((await fetch(`${url}/nothing`)).status).toBe(404);
 });

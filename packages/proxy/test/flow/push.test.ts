@@ -3,21 +3,18 @@ import {
   COMPLETION,
   decodeOk,
   type FakeUpstream,
+  KV_PARAMS_TEXT,
   prefillOk,
   STREAM,
   sendJson,
   sendStream,
 } from "@kv/testing/http/fake-upstream";
 import { expect, test } from "vitest";
-import { post, runFleet, runPair, runProxy, sends, upstream } from "../support/set-up.js";
+import { post, runFleet, runPair, sends, upstream, upstreams } from "../support/set-up.js";
 
 const params = {
-  do_remote_prefill: true,
-  remote_block_ids: [[1]],
-  remote_engine_id: "e",
-  remote_request_id: "r",
+  ...JSON.parse(KV_PARAMS_TEXT),
   remote_host: "10.0.0.1",
-  remote_port: 5601,
   tp_size: 2,
   dcp_size: 2,
   transfer_mode: "push",
@@ -45,13 +42,8 @@ test("sends both legs at once, with the configured coordinates, before the prefi
     go = resolve;
   });
   const p = await upstream(prefillOf(() => ({}), ready));
-  const d = await upstream(decodeOk);
   const kv = { engineId: "e", host: "kv-host", port: 5700, tpSize: 4, dcpSize: 4 };
-  const { ask, proxy } = await runProxy({
-    ...push,
-    prefillers: [{ url: p.url, kv }],
-    decoders: [d.url],
-  });
+  const { ask, d, proxy } = await runPair({}, { ...push, prefillers: [{ url: p.url, kv }] });
   const asked = ask();
   const decode = await d.request(0);
   expect(decode.json.kv_transfer_params).toMatchObject({
@@ -88,12 +80,12 @@ test("coordinates are learned from the first answer, and again after a restart o
   const { ask, d } = await runPair({ p: prefillOf(() => ({ remote_engine_id: engine })) }, push);
   await ask();
   // One after the other: the decode leg has what the prefill leg answered.
-  expect(paramsOf(d, 0)).toMatchObject({ remote_engine_id: "first", remote_block_ids: [[1]] });
+  expect(paramsOf(d, 0)).toMatchObject({ remote_engine_id: "first", remote_block_ids: [[1, 2]] });
   await ask();
   expect(paramsOf(d, 1)).toMatchObject({
     remote_engine_id: "first",
     remote_host: "10.0.0.1",
-    remote_port: 5601,
+    remote_port: 5600,
     tp_size: 2,
     // D plans for P's share of the prompt before P has answered.
     dcp_size: 2,
@@ -119,17 +111,13 @@ test("a prefill answer without KV while both legs are under way is an error, or 
 
 test("auto: the first answer of each prefill instance decides between pull and push", async () => {
   const pull = () => ({ remote_block_ids: [[7]], transfer_mode: "pull" });
-  const [pushing, pulling] = [await upstream(prefillOf()), await upstream(prefillOf(pull))];
-  const d = await upstream(decodeOk);
-  const { ask, proxy } = await runProxy({
-    mode: "auto",
-    prefillers: [pushing.url, pulling.url],
-    decoders: [d.url],
-  });
+  const [pushing, pulling] = await upstreams(prefillOf(), prefillOf(pull));
+  const prefillers = [pushing.url, pulling.url];
+  const { ask, d, proxy } = await runPair({}, { mode: "auto", prefillers });
   for (let at = 0; at < 4; at += 1) expect((await ask({}, MINE)).status).toBe(200);
   expect(proxy.status().flow).toBe("auto");
   const blocks = [0, 1, 2, 3].map((at) => paramsOf(d, at).remote_block_ids);
-  expect(blocks).toEqual([[[1]], [[7]], undefined, [[7]]]);
+  expect(blocks).toEqual([[[1, 2]], [[7]], undefined, [[7]]]);
   const ids = idsOf(d);
   for (const id of ids.slice(0, 3)) expect(id).toMatch(UNIQUE);
   expect(ids[3]).toBe("mine");
@@ -142,7 +130,7 @@ test("a setting makes push legs sequential", async () => {
   const options = { ...push, pushLegs: "prefill-first" } as const;
   const { ask, d, proxy } = await runFleet([prefillOf()], [decodeOk], options);
   await ask();
-  expect(paramsOf(d[0], 0)).toMatchObject({ remote_block_ids: [[1]] });
+  expect(paramsOf(d[0], 0)).toMatchObject({ remote_block_ids: [[1, 2]] });
   expect(proxy.status().flow).toBe("push, prefill first");
 });
 
@@ -177,8 +165,7 @@ test("the answer carries the client's id, whatever ids the legs had", async () =
 
 test("instances with coordinates are added and removed at run time", async () => {
   const q = await upstream(prefillOf(() => ({ remote_engine_id: "q" })));
-  const options = { ...push, admin: { port: 0 } };
-  const { ask, adminUrl, p, d } = await runFleet([prefillOf()], [decodeOk], options);
+  const { ask, adminUrl, p, d } = await runFleet([prefillOf()], [decodeOk], push);
   const change = async (what: string, instance: unknown) =>
     (await post(`${adminUrl}/instances/${what}`, { role: "prefill", instance })).status;
   const kv = { engineId: "q", port: 5800, ppSize: 2 };

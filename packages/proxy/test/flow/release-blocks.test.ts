@@ -56,10 +56,8 @@ describe.each([1, 2])("F2: D answers without a generation, %i instances", (decod
 test("F2: an instance that breaks off, or that generates, frees the blocks itself", async () => {
   for (const isBroken of [true, false]) {
     const vllm = vllmPair();
-    const { ask, d, proxy } = await runPair({
-      p: vllm.prefill,
-      d: isBroken ? breaks : vllm.decode,
-    });
+    const { prefill: p, decode } = vllm;
+    const { ask, d, proxy } = await runPair({ p, d: isBroken ? breaks : decode });
     await ask();
     await proxy.close();
     expect([releasesAt(d), legsAt(d)]).toEqual([0, isBroken ? 2 : 1]);
@@ -82,7 +80,6 @@ test.each(["refuses", "is gone"])(
     const other = isGone ? await deadUrl() : (await upstream(sends(401))).url;
     const { ask, metrics } = await runFleet([vllm.prefill], [], {
       decoders: [other, (await upstream(d)).url],
-      admin: { port: 0 },
       // The one that cannot pass it on comes first, but for the decode leg of the case in which it
       // is gone.
       createRouting: () => ({
@@ -102,7 +99,7 @@ test.each(["refuses", "is gone"])(
 test("a release that only gateways answer fails after two attempts", async () => {
   const vllm = vllmPair();
   const gateways = [sends(401), sends(401), sends(401)];
-  const { ask, d, metrics } = await runFleet([vllm.prefill], gateways, { admin: { port: 0 } });
+  const { ask, d, metrics } = await runFleet([vllm.prefill], gateways);
   expect((await ask()).status).toBe(401);
   await expect.poll(metrics).toContain('kv_proxy_released_total{outcome="failed"} 3');
   expect(d.reduce((sum, one) => sum + releasesAt(one), 0)).toBe(2 * 3);

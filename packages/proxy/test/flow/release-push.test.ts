@@ -1,4 +1,10 @@
-import { type Answer, COMPLETION, type Seen, sendJson } from "@kv/testing/http/fake-upstream";
+import {
+  type Answer,
+  COMPLETION,
+  KV_PARAMS_TEXT,
+  type Seen,
+  sendJson,
+} from "@kv/testing/http/fake-upstream";
 import { describe, expect, it } from "vitest";
 import type { ProxyOptions } from "../../src/index.js";
 import { isRelease, releasesAt } from "../support/releases.js";
@@ -29,15 +35,9 @@ function pushPair({ isKv, refuse }: { isKv: boolean; refuse: (seen: Seen) => boo
     if (seen.response.destroyed) return;
     held.add(idOf(seen));
     const kv_transfer_params = {
-      do_remote_prefill: true,
-      do_remote_decode: false,
+      ...JSON.parse(KV_PARAMS_TEXT),
       transfer_mode: "push",
-      tp_size: 1,
-      remote_block_ids: [[1]],
-      remote_engine_id: "e",
       remote_request_id: idOf(seen),
-      remote_host: "10.0.0.1",
-      remote_port: 5601,
       ...(isKv ? { kv_peer: { incarnation: "i", generation: 1 } } : {}),
     };
     sendJson(seen.response, { ...answerOf(seen), kv_transfer_params });

@@ -1,10 +1,9 @@
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { once } from "node:events";
+import { writeFileSync } from "node:fs";
 import { get as httpsGet } from "node:https";
 import { connect, createServer } from "node:net";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
-import type { DiscoveredInstances, Discovery } from "@kv/fleet";
 import { selfSigned } from "@kv/http";
 import {
   type Answer,
@@ -16,21 +15,20 @@ import {
   prefillOk,
   sendJson,
 } from "@kv/testing/http/fake-upstream";
+import { listening } from "@kv/testing/http/listening";
 import { startSideChannel } from "@kv/testing/http/side-channel";
 import { manualClock } from "@kv/testing/manual-clock";
 import { recordedLog } from "@kv/testing/recorded-log";
-import { afterEach, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { expect, onTestFinished, test } from "vitest";
 import type { ProxyOptions } from "../../src/index.js";
-import { errorOf, post, runProxy, sends, upstream } from "../support/set-up.js";
+import { discoveryByHand } from "../support/discovery-by-hand.js";
+import { legsAt } from "../support/releases.js";
+import { errorOf, post, runProxy, sends, upstream, upstreams } from "../support/set-up.js";
 import { vllmPair } from "../support/vllm-stub.js";
 
 const HEADER = "x-prefiller-host-port";
 const LOOPBACK = { allow: ["127.0.0.0/8"] };
-
-const open: { close(): Promise<void> }[] = [];
-afterEach(async () => {
-  for (const one of open.splice(0)) await one.close();
-});
 
 const hostOf = ({ url }: { readonly url: string }) => new URL(url).host;
 /** A sidecar beside a decode instance. `ask` names prefill instances in the header. */
@@ -42,9 +40,15 @@ async function runSidecar(answer: Answer = decodeOk, options: ProxyOptions = {})
       ...init,
       headers: { ...(init.headers as object), ...(named !== undefined && { [HEADER]: named }) },
     });
-  return { ...running, d, ask };
+  const statusOf = async (...asked: Parameters<typeof ask>) => (await ask(...asked)).status;
+  return { ...running, d, ask, statusOf };
 }
-const requestsOf = ({ seen }: FakeUpstream) => seen.map(({ path }) => path);
+/** The side channel of an engine. */
+async function engine(engineId: string, vllmVersion: string) {
+  const side = await startSideChannel(() => ({ engineId, vllmVersion }));
+  onTestFinished(side.close);
+  return side;
+}
 /** An instance that tells its version, as pairing reads it. */
 const versioned =
   (version: string, answer: Answer): Answer =>
@@ -53,28 +57,8 @@ const versioned =
     return sendJson(seen.response, { version }, seen.path === "/version" ? 200 : 404);
   };
 
-/** A discovery that finds what a test says. */
-function byHand() {
-  const discovery = {
-    isClosed: false,
-    found: (_instances: DiscoveredInstances) => {},
-    create: (): Discovery => ({
-      name: "by hand",
-      watch(onChange) {
-        discovery.found = onChange;
-        return {
-          close() {
-            discovery.isClosed = true;
-          },
-        };
-      },
-    }),
-  };
-  return discovery;
-}
-
 test("a request goes to the prefill instance that its header names, then to the local decode instance with the KV", async () => {
-  const [p, other] = [await upstream(prefillOk), await upstream(prefillOk)];
+  const [p, other] = await upstreams(prefillOk, prefillOk);
   const { ask, d, proxy } = await runSidecar();
   expect(proxy.status()).toMatchObject({ flow: "sidecar, pull", prefillers: [] });
   expect(await (await ask(hostOf(p))).json()).toEqual(COMPLETION);
@@ -93,11 +77,10 @@ const sourceIn = ({ json }: { readonly json: unknown }) =>
 test("F8: P takes cached KV from the instance of llm-d's header, D alone too; each leg under an id of its own", async () => {
   const p = await upstream(prefillOk);
   const sidecar = { ...LOOPBACK, p2pPull: true, ranks: { firstPort: 9000, count: 2 } };
-  const { ask, d } = await runSidecar(decodeOk, { sidecar });
+  const { statusOf, d } = await runSidecar(decodeOk, { sidecar });
   const headers = { [SOURCE_HEADER]: "127.0.0.1:9001" };
-  const body = { prompt: "a", n: 2 };
-  expect((await ask(hostOf(p), body, { headers })).status).toBe(200);
-  expect((await ask(undefined, { prompt: "a" }, { headers })).status).toBe(200);
+  expect(await statusOf(hostOf(p), { n: 2 }, { headers })).toBe(200);
+  expect(await statusOf(undefined, {}, { headers })).toBe(200);
   const [first, second, ...more] = p.seen.map(sourceIn);
   const [withKv, withKvToo, alone] = d.seen.map(sourceIn);
   expect([more, withKv, withKvToo]).toEqual([[], undefined, undefined]);
@@ -119,11 +102,9 @@ test("F8: P takes cached KV from the instance of llm-d's header, D alone too; ea
 test("the header may name a pool that the settings name, at the pool's own port", async () => {
   const p = await upstream(prefillOk);
   const sidecar = { ...LOOPBACK, p2pPull: true, kvPools: ["10.0.0.9:5710"] };
-  const { ask } = await runSidecar(decodeOk, { sidecar });
-  for (const source of ["10.0.0.9:5710", "10.0.0.9:5711"]) {
-    const headers = { [SOURCE_HEADER]: source };
-    expect((await ask(hostOf(p), { prompt: "a" }, { headers })).status).toBe(200);
-  }
+  const { statusOf } = await runSidecar(decodeOk, { sidecar });
+  for (const source of ["10.0.0.9:5710", "10.0.0.9:5711"])
+    expect(await statusOf(hostOf(p), {}, { headers: { [SOURCE_HEADER]: source } })).toBe(200);
   expect(p.seen.map(sourceIn)).toMatchObject([
     { remote_host: "10.0.0.9", remote_port: 5710 },
     undefined,
@@ -135,7 +116,7 @@ test("F8: a source that cannot be used is left out, with its reason in the log",
   const { log, logged } = recordedLog();
   const on = await runSidecar(decodeOk, { sidecar: { ...LOOPBACK, p2pPull: true }, log });
   const off = await runSidecar(decodeOk, { log });
-  for (const [{ ask }, source, named] of [
+  for (const [{ statusOf }, source, named] of [
     [on, "10.0.0.1:8000", hostOf(p)],
     [on, "127.0.0.1", hostOf(p)],
     [on, "user@127.0.0.1:80", hostOf(p)],
@@ -145,7 +126,7 @@ test("F8: a source that cannot be used is left out, with its reason in the log",
     [on, hostOf(p), hostOf(p)],
     [on, hostOf(on), undefined],
   ] as const)
-    expect((await ask(named, {}, { headers: { [SOURCE_HEADER]: source } })).status).toBe(200);
+    expect(await statusOf(named, {}, { headers: { [SOURCE_HEADER]: source } })).toBe(200);
   const legs = [p, on.d, off.d].flatMap(({ seen }) => seen);
   expect(legs.map(sourceIn)).toEqual(Array(13).fill(undefined));
   const notHostPort = "it is not host:port";
@@ -163,8 +144,8 @@ test.each([
 ])(
   "without the header, the decode instance answers %j alone, and gets it unsplit",
   async (body) => {
-    const { ask, d, metrics } = await runSidecar(decodeOk, { admin: { port: 0 } });
-    for (const named of [undefined, "", " "]) expect((await ask(named, body)).status).toBe(200);
+    const { statusOf, d, metrics } = await runSidecar();
+    for (const named of [undefined, "", " "]) expect(await statusOf(named, body)).toBe(200);
     expect(d.seen.map(({ json }) => json)).toEqual([body, body, body]);
     expect(await metrics()).toContain(
       'kv_proxy_disaggregation_total{legs="1",reason="no-prefiller"} 3',
@@ -177,11 +158,7 @@ test("the log has no text of bodies, of an instance's answers and no credentials
   const repeats: Answer = ({ response, body }) =>
     sendJson(response, { error: { message: body } }, 500);
   const unreadable: Answer = ({ response, body }) => void response.end(`{"choices":${body}`);
-  const [p, broken, odd] = [
-    await upstream(prefillOk),
-    await upstream(repeats),
-    await upstream(unreadable),
-  ];
+  const [p, broken, odd] = await upstreams(prefillOk, repeats, unreadable);
   const options = { sidecar: { allow: ["127.0.0.1/32"] }, log };
   const { ask } = await runSidecar(decodeOk, options);
   const failing = await runSidecar(repeats, options);
@@ -203,24 +180,20 @@ test("a prefill instance that is not allowed gets nothing, and the client 403; t
   const p = await upstream(prefillOk);
   const { log, logged } = recordedLog();
   const allow = [`127.0.0.1:${Number(new URL(p.url).port) + 1}`, "10.0.0.0/8", "p.example.org"];
-  const options = { sidecar: { allow }, log, admin: { port: 0 } };
-  const { ask, d, metrics, proxy } = await runSidecar(decodeOk, options);
-  const others = [
+  const { ask, d, metrics, proxy } = await runSidecar(decodeOk, { sidecar: { allow }, log });
+  for (const named of [
     hostOf(p),
     `10.1.2.3:8000,${hostOf(p)}`,
     "[::ffff:127.0.0.1]:80",
     "q.example.org:80",
-  ];
-  for (const named of others) {
-    const answer = await ask(named);
-    expect(answer.status).toBe(403);
-    const text = await answer.text();
-    expect(text).toContain("KV_REQUEST_INVALID");
-    expect(text).not.toContain(hostOf(p));
+    // The decimal and the hexadecimal writing of 127.0.0.1.
+    hostOf(p).replace("127.0.0.1", "2130706433"),
+    hostOf(p).replace("127.0.0.1", "0x7f000001"),
+  ]) {
+    const error = await errorOf(await ask(named));
+    expect(error).toMatchObject({ status: 403, code: "KV_REQUEST_INVALID" });
+    expect(JSON.stringify(error)).not.toContain(hostOf(p));
   }
-  // In the decimal and the hexadecimal writing of 127.0.0.1 too.
-  for (const host of ["2130706433", "0x7f000001"])
-    expect((await ask(`${host}:${new URL(p.url).port}`)).status).toBe(403);
   expect([p.seen, d.seen]).toEqual([[], []]);
   expect(proxy.status().prefillers).toEqual([]);
   const line = { prefiller: hostOf(p), requestId: expect.any(String) };
@@ -246,19 +219,18 @@ test.each([
 });
 
 test("of several prefill instances, the first serves; the next one where it cannot be reached or fails", async () => {
-  const [first, second] = [await upstream(prefillOk), await upstream(prefillOk)];
-  const failing = await upstream(sends(500));
+  const [first, second, failing] = await upstreams(prefillOk, prefillOk, sends(500));
   const dead = hostOf({ url: await deadUrl() });
-  const { ask } = await runSidecar();
+  const { statusOf } = await runSidecar();
+  const legs = () => [first, second, failing].map(legsAt);
   const both = `${hostOf(first)}, ${hostOf(second)}`;
-  for (let at = 0; at < 3; at += 1) expect((await ask(both)).status).toBe(200);
-  expect([first.seen.length, second.seen.length]).toEqual([3, 0]);
-  expect((await ask(`${dead},${hostOf(second)}`)).status).toBe(200);
-  expect((await ask(`${hostOf(failing)},${hostOf(second)}`)).status).toBe(200);
-  expect([first.seen.length, second.seen.length, failing.seen.length]).toEqual([3, 2, 1]);
+  for (let at = 0; at < 3; at += 1) expect(await statusOf(both)).toBe(200);
+  expect(legs()).toEqual([3, 0, 0]);
+  expect(await statusOf(`${dead},${hostOf(second)}`)).toBe(200);
+  expect(await statusOf(`${hostOf(failing)},${hostOf(second)}`)).toBe(200);
   // An instance that only other requests name does not serve this one.
-  expect((await ask(dead)).status).toBe(502);
-  expect([first.seen.length, second.seen.length]).toEqual([3, 2]);
+  expect(await statusOf(dead)).toBe(502);
+  expect(legs()).toEqual([3, 2, 1]);
 });
 
 test("push: both legs carry one id, and from the second request on leave at once", async () => {
@@ -266,8 +238,8 @@ test("push: both legs carry one id, and from the second request on leave at once
     const kv_transfer_params = { ...JSON.parse(KV_PARAMS_TEXT), transfer_mode: "push" };
     sendJson(response, { ...COMPLETION, kv_transfer_params });
   });
-  const { ask, d } = await runSidecar(decodeOk, { mode: "push" });
-  for (let at = 0; at < 2; at += 1) expect((await ask(hostOf(p))).status).toBe(200);
+  const { statusOf, d } = await runSidecar(decodeOk, { mode: "push" });
+  for (let at = 0; at < 2; at += 1) expect(await statusOf(hostOf(p))).toBe(200);
   await p.request(1);
   const ids = ({ seen }: FakeUpstream) => seen.map(({ headers }) => headers["x-request-id"]);
   expect(ids(p)).toEqual(ids(d));
@@ -280,19 +252,18 @@ test("P's blocks are freed when a client leaves between the legs", async () => {
   const p = await upstream(versioned("0.33.0", vllm.prefill));
   // The engine that the side channel names is not the one that answers, so the sidecar reads it
   // again between the legs.
-  const side = await startSideChannel(() => ({ engineId: "before", vllmVersion: "0.33.0" }));
-  open.push(side);
-  const { ask, proxy } = await runSidecar(vllm.decode, {
+  const side = await engine("before", "0.33.0");
+  const { ask, statusOf, proxy } = await runSidecar(vllm.decode, {
     sidecar: { ...LOOPBACK, kv: { port: side.port } },
     pairing: { mode: "lenient" },
   });
-  expect((await ask(hostOf(p), { temperature: -1 })).status).toBe(400);
+  expect(await statusOf(hostOf(p), { temperature: -1 })).toBe(400);
   await expect.poll(() => proxy.status().prefillers[0]?.pairing?.engine_id).toBe("before");
   await side.close();
   const mute = createServer();
-  const isRead = new Promise((resolve) => mute.once("connection", resolve));
-  await new Promise<void>((resolve) => mute.listen(side.port, "127.0.0.1", resolve));
-  open.push({ close: async () => void mute.close() });
+  const isRead = once(mute, "connection");
+  await listening(mute, side.port);
+  onTestFinished(() => void mute.close());
   const client = new AbortController();
   const asked = ask(hostOf(p), {}, { signal: client.signal });
   await isRead;
@@ -304,11 +275,6 @@ test("P's blocks are freed when a client leaves between the legs", async () => {
 });
 
 test("a prefill instance that does not fit is passed over for the next one named, and refused with the reason where there is none", async () => {
-  const engine = async (engineId: string, vllmVersion: string) => {
-    const side = await startSideChannel(() => ({ engineId, vllmVersion }));
-    open.push(side);
-    return side;
-  };
   const other = await engine("p-other", "0.32.0");
   const own = await engine("d", "0.33.0");
   const answered = {
@@ -316,15 +282,13 @@ test("a prefill instance that does not fit is passed over for the next one named
     remote_engine_id: "p-other",
     remote_port: other.port,
   };
-  const misfit = await upstream(
-    versioned("0.32.0", ({ response }) =>
-      sendJson(response, { ...COMPLETION, kv_transfer_params: answered }),
-    ),
+  const [misfit, fit, d] = await upstreams(
+    versioned("0.32.0", sends(200, { ...COMPLETION, kv_transfer_params: answered })),
+    versioned("0.33.0", prefillOk),
+    versioned("0.33.0", decodeOk),
   );
-  const fit = await upstream(versioned("0.33.0", prefillOk));
-  const d = await upstream(versioned("0.33.0", decodeOk));
-  const discovery = byHand();
-  const { ask, proxy } = await runSidecar(decodeOk, {
+  const discovery = discoveryByHand();
+  const { ask, statusOf, proxy } = await runSidecar(decodeOk, {
     decoders: [{ url: d.url, kv: { host: "127.0.0.1", port: own.port } }],
     sidecar: { allow: [hostOf(fit)] },
     pairing: { mode: "lenient" },
@@ -336,41 +300,42 @@ test("a prefill instance that does not fit is passed over for the next one named
   });
   await ask(hostOf(misfit));
   await expect.poll(() => proxy.status().prefillers[0]?.pairing?.state).toBe("unpaired");
-  const before = requestsOf(misfit).filter((path) => path === "/v1/completions").length;
-  expect((await ask(`${hostOf(misfit)},${hostOf(fit)}`)).status).toBe(200);
+  const legs = () => misfit.seen.filter(({ path }) => path === "/v1/completions").length;
+  const before = legs();
+  expect(await statusOf(`${hostOf(misfit)},${hostOf(fit)}`)).toBe(200);
   const refused = await errorOf(await ask(hostOf(misfit)));
   expect(refused).toMatchObject({ status: 503, code: "KV_PROXY_NO_INSTANCE" });
   expect(refused.message).toContain("vllm_version");
-  expect(requestsOf(misfit).filter((path) => path === "/v1/completions")).toHaveLength(before);
+  expect(legs()).toBe(before);
 });
 
 test("prefill instances of a discovery are allowed while it finds them", async () => {
   const p = await upstream(prefillOk);
-  const discovery = byHand();
+  const discovery = discoveryByHand();
   const options = { sidecar: {}, createDiscovery: discovery.create };
-  const { ask, d, proxy } = await runSidecar(decodeOk, options);
-  expect((await ask(hostOf(p))).status).toBe(403);
+  const { statusOf, d, proxy } = await runSidecar(decodeOk, options);
+  expect(await statusOf(hostOf(p))).toBe(403);
   // The decode instances of a fleet are not those of this sidecar.
   discovery.found({
     prefillers: [{ url: p.url, label: "v33" }],
     decoders: [{ url: "http://10.0.0.9:8000" }],
   });
-  expect((await ask(hostOf(p))).status).toBe(200);
+  expect(await statusOf(hostOf(p))).toBe(200);
   expect(proxy.status().decoders.map((one) => one.url)).toEqual([d.url]);
   discovery.found({ prefillers: [], decoders: [] });
-  expect((await ask(hostOf(p))).status).toBe(403);
+  expect(await statusOf(hostOf(p))).toBe(403);
   await proxy.close();
   expect(discovery.isClosed).toBe(true);
 });
 
 test("with TLS, the instances of a discovery and of the header are reached by HTTPS", async () => {
   const p = await upstream(prefillOk);
-  const discovery = byHand();
+  const discovery = discoveryByHand();
   const options = { sidecar: { prefillTls: true }, createDiscovery: discovery.create };
-  const { ask, proxy } = await runSidecar(decodeOk, options);
+  const { statusOf, proxy } = await runSidecar(decodeOk, options);
   discovery.found({ prefillers: [{ url: p.url }], decoders: [] });
   // The fake instance has no TLS.
-  expect((await ask(hostOf(p))).status).toBe(502);
+  expect(await statusOf(hostOf(p))).toBe(502);
   expect(proxy.status().prefillers.map((one) => one.url)).toEqual([
     p.url.replace("http:", "https:"),
   ]);
@@ -378,15 +343,15 @@ test("with TLS, the instances of a discovery and of the header are reached by HT
 
 test("instances that no request names for ten minutes are forgotten, and one that is drained by hand stays so", async () => {
   const clock = manualClock();
-  const [p, q] = [await upstream(prefillOk), await upstream(prefillOk)];
-  const { ask, proxy } = await runSidecar(decodeOk, { clock });
+  const [p, q] = await upstreams(prefillOk, prefillOk);
+  const { ask, statusOf, proxy } = await runSidecar(decodeOk, { clock });
   await ask(hostOf(p));
   clock.advance(600_000);
   await ask(hostOf(q));
   await expect.poll(() => proxy.status().prefillers.map((one) => one.url)).toEqual([q.url]);
-  expect((await ask(hostOf(p))).status).toBe(200);
+  expect(await statusOf(hostOf(p))).toBe(200);
   await proxy.instances.prefill.drain({ url: p.url });
-  expect((await ask(hostOf(p))).status).toBe(503);
+  expect(await statusOf(hostOf(p))).toBe(503);
 });
 
 test("health needs the decode instance only; metrics and further routes are the decode instance's", async () => {
@@ -424,8 +389,8 @@ test("R8: clients behind one gateway are not taken for one client, unless a head
     await dropped;
   };
   /** 400 for a client that may send requests: this one is malformed. */
-  const status = async ({ ask }: Sidecar, user: string) =>
-    (await ask(hostOf(p), {}, { headers: { "x-user": user, "x-request-id": "," } })).status;
+  const status = ({ statusOf }: Sidecar, user: string) =>
+    statusOf(hostOf(p), {}, { headers: { "x-user": user, "x-request-id": "," } });
   const shared = await runSidecar(() => {});
   await leave(shared, hostOf(p));
   expect(await status(shared, "one")).toBe(400);
@@ -460,11 +425,12 @@ function getOverTls(url: string, ca: Buffer): Promise<number | string | undefine
 }
 
 test("with TLS it serves its port by the certificate of its files, read again when they change, and no plain HTTP", async () => {
-  const folder = mkdtempSync(join(tmpdir(), "kv-proxy-tls-"));
-  open.push({ close: async () => rmSync(folder, { recursive: true }) });
+  const folder = scratchFolder(onTestFinished);
   const [certFile, keyFile] = [join(folder, "tls.crt"), join(folder, "tls.key")];
-  const first = await selfSigned("test", Date.now());
-  const second = await selfSigned("test", Date.now());
+  const [first, second] = [
+    await selfSigned("test", Date.now()),
+    await selfSigned("test", Date.now()),
+  ];
   const write = (pair: typeof first) => {
     writeFileSync(certFile, pair.certificate);
     writeFileSync(keyFile, pair.privateKey);

@@ -3,7 +3,7 @@ import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
 import { manualClock } from "@kv/testing/manual-clock";
 import { expect, test } from "vitest";
 import { createProxy } from "../../src/index.js";
-import { runPair, runProxy, upstream } from "../support/set-up.js";
+import { runFleet, runPair } from "../support/set-up.js";
 
 /** A timer that only works as a method of its object, as a class's does. */
 class ClassTimer implements Timer {
@@ -44,15 +44,8 @@ class ClassRandom implements Random {
 }
 
 test("serves with a random source that is an instance of a class", async () => {
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   for (const mode of ["pull", "push", "auto"] as const) {
-    const prefillers = [{ url: p.url, kv: { engineId: "e" } }];
-    const { ask } = await runProxy({
-      mode,
-      prefillers,
-      decoders: [d.url],
-      random: new ClassRandom(),
-    });
+    const { ask } = await runFleet([prefillOk], [decodeOk], { mode, random: new ClassRandom() });
     expect((await ask()).status).toBe(200);
   }
 });
@@ -65,7 +58,7 @@ test("close() resolves with a clock whose timers are instances of a class", asyn
 
 test("began_at in the history follows the proxy's clock", async () => {
   const clock = manualClock();
-  const { ask, adminUrl } = await runPair({}, { clock, admin: { port: 0 } });
+  const { ask, adminUrl } = await runPair({}, { clock });
   await ask();
   clock.advance(60_000);
   await ask();

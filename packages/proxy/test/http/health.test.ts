@@ -1,18 +1,18 @@
 import { type Answer, decodeOk, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
 import { manualClock } from "@kv/testing/manual-clock";
-import { recordedLog } from "@kv/testing/recorded-log";
 import { expect, test } from "vitest";
-import { runPair, runProxy, upstream } from "../support/set-up.js";
+import { runPair, runProxy, upstream, upstreams } from "../support/set-up.js";
 
 const healthy =
   (answer: Answer): Answer =>
   (seen) =>
     seen.path === "/health" ? sendJson(seen.response, {}) : answer(seen);
+const [HEALTHY_P, HEALTHY_D] = [healthy(prefillOk), healthy(decodeOk)];
 
 test("/health is 503 as soon as the last instance of a role is dead, without a round of checks or a request", async () => {
   const clock = manualClock();
   const { p, d, url } = await runPair(
-    { p: healthy(prefillOk), d: healthy(decodeOk) },
+    { p: HEALTHY_P, d: HEALTHY_D },
     { clock, health: { intervalMs: 60_000 } },
   );
   const health = async () => {
@@ -31,13 +31,13 @@ test("/health is 503 as soon as the last instance of a role is dead, without a r
   await d.close();
   clock.advance(1_001);
   expect(await health()).toMatchObject([503, { decode_instances: 0 }]);
-  await upstream(healthy(decodeOk), Number(new URL(d.url).port));
+  await upstream(HEALTHY_D, Number(new URL(d.url).port));
   clock.advance(1_001);
   expect(await health()).toMatchObject([200, { decode_instances: 1 }]);
 });
 
 test("an instance whose name does not resolve is not available; so is one that is added later", async () => {
-  const [p, d] = [await upstream(healthy(prefillOk)), await upstream(healthy(decodeOk))];
+  const [p, d] = await upstreams(HEALTHY_P, HEALTHY_D);
   const { url, proxy } = await runProxy({
     prefillers: [p.url],
     decoders: ["no-such-host.invalid:8200"],
@@ -58,7 +58,7 @@ test("an instance whose name does not resolve is not available; so is one that i
 });
 
 test("/health is 503 while no available instances fit one another", async () => {
-  const [p, d] = [await upstream(healthy(prefillOk)), await upstream(healthy(decodeOk))];
+  const [p, d] = await upstreams(HEALTHY_P, HEALTHY_D);
   const { url } = await runProxy({
     prefillers: [{ url: p.url, label: "a" }],
     decoders: [{ url: d.url, label: "b" }],
@@ -69,31 +69,4 @@ test("/health is 503 while no available instances fit one another", async () => 
     503,
     { paired: false, decode_instances: 1 },
   ]);
-});
-
-test("failures of one rank of a data-parallel server do not count against its siblings", async () => {
-  const p = await upstream(prefillOk);
-  const d = await upstream((seen) => {
-    if (seen.headers["x-data-parallel-rank"] === "0") seen.response.destroy();
-    else void decodeOk(seen);
-  });
-  const { log, logged } = recordedLog();
-  const { ask, proxy } = await runProxy({
-    prefillers: [p.url],
-    decoders: [`${d.url}@0`, `${d.url}@1`],
-    timeouts: { coolDownMs: 1, maxCoolDownMs: 1 },
-    log,
-  });
-  for (let index = 0; index < 4; index++) expect((await ask()).status).toBe(200);
-  const [zero, one] = proxy.status().decoders;
-  expect(zero?.failures).toBeGreaterThan(0);
-  expect(one).toMatchObject({
-    failures: 0,
-    consecutive_failures: 0,
-    last_error: null,
-    state: "up",
-  });
-  expect(new Set(logged("leg-failed").map(({ instance }) => instance))).toEqual(
-    new Set([`${d.url}@0`]),
-  );
 });

@@ -79,14 +79,9 @@ test("instances get credentials only where a setting says so, and their absence 
   const { log, logged } = recordedLog();
   const closed = await start({ log });
   for (const prompt of ["a", "b"]) await closed.ask({ prompt }, { headers });
-  const both = [
-    "accept-encoding",
-    "connection",
-    "content-length",
-    "content-type",
-    "host",
-    "x-request-id",
-  ];
+  const both = "accept-encoding connection content-length content-type host x-request-id".split(
+    " ",
+  );
   for (const [{ seen }, own] of [
     [closed.p, []],
     [closed.d, ["accept", "x-data-parallel-rank"]],
@@ -122,7 +117,7 @@ test.each([
 });
 
 test("strain.md, low: the Host of a request in absolute form is that of its target", async () => {
-  const { adminUrl } = await start({ admin: { port: 0 } });
+  const { adminUrl } = await start();
   const { host } = new URL(adminUrl);
   for (const [target, status] of [
     ["http://evil.example/status", 403],
@@ -137,17 +132,12 @@ test("strain.md, low: the Host of a request in absolute form is that of its targ
 });
 
 test("field.md R13: a body with a coding is answered with 415, and names it", async () => {
-  const { url } = await start();
-  const headers = { "content-type": "application/json", "content-encoding": "gzip" };
-  const answer = await fetch(`${url}/v1/completions`, {
-    method: "POST",
-    headers,
-    body: "\u001f\u008b",
+  const { ask } = await start();
+  const headers = { "content-encoding": "gzip" };
+  expect(await errorOf(await ask("\u001f\u008b", { headers }))).toMatchObject({
+    status: 415,
+    message: expect.stringContaining("gzip"),
   });
-  expect([answer.status, await answer.json()]).toMatchObject([
-    415,
-    { error: { message: expect.stringContaining("gzip") } },
-  ]);
 });
 
 test("with a token, any name is served, unless names are set", async () => {

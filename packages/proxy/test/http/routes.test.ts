@@ -1,4 +1,3 @@
-import { readFileSync } from "node:fs";
 import { DECODE_ROUTES, ENDPOINTS, REFUSED_ROUTES, SIDECAR_ROUTES } from "@kv/fleet/front-end";
 import { decodeOk, prefillOk } from "@kv/testing/http/fake-upstream";
 import { rawClient } from "@kv/testing/http/raw-client";
@@ -14,18 +13,18 @@ import {
   runProxy,
   sends,
   upstream,
+  upstreams,
 } from "../support/set-up.js";
+import { VLLM_APIS } from "../support/vllm-apis.js";
 
 const start = (options: ProxyOptions = {}) =>
   runPair(
     {
-      d: (seen) =>
-        seen.path.startsWith("/v1/models")
-          ? sends(200, { object: "list", data: [{ id: "org/m", object: "model" }, null] })(seen)
-          : decodeOk(seen),
+      d: (seen) => (seen.path.startsWith("/v1/models") ? models(seen) : decodeOk(seen)),
     },
     options,
   );
+const models = sends(200, { object: "list", data: [{ id: "org/m", object: "model" }, null] });
 
 test.each([
   ["GET", "/v1/chat/completions", "POST"],
@@ -37,9 +36,7 @@ test.each([
   const { url } = await start();
   const response = await fetch(url + path, { method });
   expect([response.status, response.headers.get("allow")]).toEqual([405, allow]);
-  expect((await response.json()) as object).toMatchObject({
-    error: { type: "invalid_request_error" },
-  });
+  expect(await errorOf(response)).toMatchObject({ type: "invalid_request_error" });
 });
 
 test("/v1/models/ID is the model of the list; another one is a 404", async () => {
@@ -51,10 +48,8 @@ test("/v1/models/ID is the model of the list; another one is a 404", async () =>
       { id: "org/m", object: "model" },
     ]);
   }
-  for (const path of ["other", "", "%zz", "../../metrics%00"]) {
-    const response = await fetch(`${url}/v1/models/${path}`);
-    expect([path, response.status]).toEqual([path, 404]);
-  }
+  for (const path of ["other", "", "%zz", "../../metrics%00"])
+    expect((await fetch(`${url}/v1/models/${path}`)).status, path).toBe(404);
   expect(proxy.status().decoders[0]).toMatchObject({ failures: 0 });
 });
 
@@ -93,7 +88,7 @@ test("with instanceRoutes, instances are added and removed on the clients' port,
   const { log, logged } = recordedLog();
   const { url, proxy } = await start({ instanceRoutes: {}, log });
   expect(logged("instance-routes-without-token")).toHaveLength(1);
-  const [p2, d2] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const [p2, d2] = await upstreams(prefillOk, decodeOk);
   const urls = () =>
     [...proxy.status().prefillers, ...proxy.status().decoders].map((one) => one.url);
   const before = urls();
@@ -133,10 +128,8 @@ test("the instance routes require their token, and refuse web pages without one"
   expect(await add(closed, { authorization: `Bearer ${token}` })).toBe(200);
   // As vLLM's demo proxy takes it; it is known already.
   expect(await add(closed, { "x-api-key": token })).toBe(409);
-  const { error } = (await (await post(`${(await start()).url}/instances/add`, change)).json()) as {
-    error: { hint: string };
-  };
-  expect(error.hint).toContain("--instance-routes");
+  const { hint } = await errorOf(await post(`${(await start()).url}/instances/add`, change));
+  expect(hint).toContain("--instance-routes");
 });
 
 test("the status has the names of vLLM's demo proxies too, and addresses only where instances are exposed", async () => {
@@ -160,21 +153,20 @@ test("the status has the names of vLLM's demo proxies too, and addresses only wh
     prefill_side_channel_port: 5601,
     prefill_tp_size: 2,
     prefill_pp_size: 1,
+    decoders: [{ url: "http://d:1", requests: 0, available: true }, { url: "http://d:2" }],
   });
   const hidden = await statusOf(false);
-  expect(hidden).toMatchObject(counts);
+  expect(hidden).toMatchObject({
+    ...counts,
+    flow: "push",
+    routing: "round-robin",
+    draining: false,
+    prefillers: { count: 1, available: 1 },
+    decoders: { count: 2, available: 2 },
+  });
   expect(JSON.stringify(hidden)).not.toMatch(/10\.0\.0\.1|"[pd]:1"/);
 });
 
-interface Api {
-  readonly routes: readonly string[];
-}
-/** `tools/vllm/read_api.py` reads it from vLLM's sources. */
-const API = Object.entries(
-  JSON.parse(
-    readFileSync(new URL("../../fixtures/vllm-api.json", import.meta.url), "utf8"),
-  ) as Readonly<Record<string, Api>>,
-);
 const OWN = ["GET /v1/models", "GET /health"];
 const SERVED = [
   ...OWN,
@@ -182,7 +174,7 @@ const SERVED = [
   ...SIDECAR_ROUTES.map((path) => `GET ${path}`),
 ];
 
-test.each(API)(
+test.each(VLLM_APIS)(
   "field.md R9: each route of vLLM %s is served or refused with the reason",
   (_release, { routes }) => {
     expect(routes.length).toBeGreaterThan(70);
@@ -193,7 +185,7 @@ test.each(API)(
 );
 
 test("field.md R9: each route of the table is one of some vLLM", () => {
-  const known = new Set(API.flatMap(([, { routes }]) => routes));
+  const known = new Set(VLLM_APIS.flatMap(([, { routes }]) => routes));
   expect([...SERVED, ...REFUSED_ROUTES.keys()].filter((route) => !known.has(route))).toEqual([]);
 });
 

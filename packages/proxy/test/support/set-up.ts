@@ -16,6 +16,13 @@ export async function upstream(answer: Answer, port?: number): Promise<FakeUpstr
   return started;
 }
 
+/** The instances of a list of answers. */
+type Instances<Answers> = { readonly [At in keyof Answers]: FakeUpstream };
+
+/** Fake instances, closed after the test. */
+export const upstreams = <Answers extends readonly Answer[]>(...answers: Answers) =>
+  Promise.all(answers.map((answer) => upstream(answer))) as Promise<Instances<Answers>>;
+
 export interface RunningProxy {
   readonly proxy: ReturnType<typeof createProxy>;
   readonly url: string;
@@ -34,6 +41,7 @@ export async function runProxy(options: ProxyOptions): Promise<RunningProxy> {
     // An answer of a fake instance names a side channel, which may be that of a real engine on this
     // machine.
     pairing: { mode: "off" },
+    admin: { port: 0 },
     ...options,
   });
   onTestFinished(() => proxy.close({ graceMs: 0 }));
@@ -52,24 +60,19 @@ export async function runProxy(options: ProxyOptions): Promise<RunningProxy> {
   };
 }
 
-/** The instances of a list of answers. */
-type Instances<Answers> = { readonly [At in keyof Answers]: FakeUpstream };
-
 /** A proxy in front of instances of both roles. Where P pushes, its engine is known as `e`. */
 export async function runFleet<
   const Ps extends readonly Answer[],
   const Ds extends readonly Answer[],
 >(ps: Ps, ds: Ds, options: ProxyOptions = {}) {
-  const [p, d] = await Promise.all(
-    [ps, ds].map((answers) => Promise.all(answers.map((answer) => upstream(answer)))),
-  );
-  const urlsOf = (instances: readonly FakeUpstream[] = []) => instances.map(({ url }) => url);
+  const [p, d] = [await upstreams(...ps), await upstreams(...ds)];
+  const urlsOf = (instances: readonly FakeUpstream[]) => instances.map(({ url }) => url);
   const prefillers =
     (options.mode ?? "pull") === "pull"
       ? urlsOf(p)
       : urlsOf(p).map((url) => ({ url, kv: { engineId: "e" } }));
   const running = await runProxy({ prefillers, decoders: urlsOf(d), ...options });
-  return { p: p as Instances<Ps>, d: d as Instances<Ds>, ...running };
+  return { p, d, ...running };
 }
 
 /** A proxy in front of a prefill and a decode instance, which do their part unless told. */
@@ -109,11 +112,13 @@ export function post(url: string, body: unknown, init: RequestInit = {}): Promis
   });
 }
 
-export async function errorOf(
-  response: Response,
-): Promise<{ status: number; code: unknown; message: string; type: string }> {
+/** The status of an answer, and what its error says. */
+export async function errorOf(response: Response) {
   const { error } = (await response.json()) as {
-    error: { code: unknown; message: string; type: string };
+    error: { code: unknown; message: string; type: string; hint?: string };
   };
-  return { status: response.status, code: error.code, message: error.message, type: error.type };
+  return { status: response.status, ...error };
 }
+
+/** What a client gets where instances fail. */
+export const UPSTREAM_FAILED = { status: 502, code: "KV_PROXY_UPSTREAM_FAILED" };

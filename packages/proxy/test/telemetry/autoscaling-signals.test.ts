@@ -3,40 +3,43 @@ import { fileURLToPath } from "node:url";
 import { type Answer, decodeOk, KV_PARAMS_TEXT } from "@kv/testing/http/fake-upstream";
 import { startSideChannel } from "@kv/testing/http/side-channel";
 import { manualClock } from "@kv/testing/manual-clock";
-import { expect, test } from "vitest";
+import { expect, onTestFinished, test } from "vitest";
 import { parseAllDocuments } from "yaml";
-import { runPair, runProxy, upstream } from "../support/set-up.js";
+import { isRelease } from "../support/releases.js";
+import { runPair, runProxy, upstreams } from "../support/set-up.js";
 
 const usage = '{"prompt_tokens":100,"prompt_tokens_details":{"cached_tokens":25}}';
-const answer = (port: number) =>
-  `{"choices":[{"text":"x"}],"usage":${usage},"kv_transfer_params":${KV_PARAMS_TEXT.replace("5600", String(port))}}`;
 
 /** An instance whose answers are held until `release`. */
 function holding(answerOne: Answer) {
   const held: (() => void)[] = [];
   const hold: Answer = (seen) => {
-    if (seen.path === "/v1/completions" && seen.json.use_beam_search !== true)
-      held.push(() => void answerOne(seen));
+    if (seen.path === "/v1/completions" && !isRelease(seen)) held.push(() => void answerOne(seen));
     else seen.response.writeHead(404).end();
   };
   return { held, hold, release: () => held.shift()?.() };
 }
+/** A P whose answers name the side channel at this port. */
+const heldPrefill = (port: number) =>
+  holding(({ response }) => {
+    const params = KV_PARAMS_TEXT.replace("5600", String(port));
+    response.writeHead(200, { "content-type": "application/json" });
+    response.end(`{"choices":[{"text":"x"}],"usage":${usage},"kv_transfer_params":${params}}`);
+  });
 
 test("prefill legs that wait, KV that is not read yet with its bytes and age, and load per decode instance", async () => {
   const clock = manualClock();
   const side = await startSideChannel(() => ({ engineId: "e", vllmVersion: "0.33.0" }));
-  const prefill = holding(({ response }) => {
-    response.writeHead(200, { "content-type": "application/json" }).end(answer(side.port));
-  });
+  onTestFinished(side.close);
+  const prefill = heldPrefill(side.port);
   const decode = holding(decodeOk);
-  const [p, d] = [await upstream(prefill.hold), await upstream(decode.hold)];
+  const [p, d] = await upstreams(prefill.hold, decode.hold);
   const kv = { host: "127.0.0.1", port: side.port, tpSize: 1 };
   const { ask, metrics, proxy } = await runProxy({
     prefillers: [{ url: p.url, kv }],
     decoders: [{ url: d.url, kv }],
     pairing: { mode: "strict" },
     clock,
-    admin: { port: 0 },
   });
   const asked = [1, 2, 3].map(() => ask());
   const signals = () => proxy.status().signals;
@@ -77,7 +80,6 @@ test("prefill legs that wait, KV that is not read yet with its bytes and age, an
     kv_unread: { count: 0, bytes: 0, oldest_ms: 0 },
     decode_in_flight: 0,
   });
-  await side.close();
 });
 
 test("the KEDA example asks for metrics that exist", async () => {
@@ -88,12 +90,7 @@ test("the KEDA example asks for metrics that exist", async () => {
   const queries = documents.flatMap(({ spec }) =>
     spec.triggers.map(({ metadata }) => metadata.query),
   );
-  const { metrics } = await runProxy({
-    prefillers: ["p:1"],
-    decoders: ["d:1"],
-    admin: { port: 0 },
-  });
-  const shown = await metrics();
+  const shown = await (await runPair()).metrics();
   expect(queries).toHaveLength(4);
   for (const query of queries)
     expect(shown).toContain(`# TYPE ${/kv_proxy_\w+/.exec(query)?.[0]} gauge`);
@@ -101,9 +98,7 @@ test("the KEDA example asks for metrics that exist", async () => {
 
 test("the recommended number of prefill instances follows the time that prompts took, and says why", async () => {
   const clock = manualClock();
-  const prefill = holding(({ response }) => {
-    response.writeHead(200, { "content-type": "application/json" }).end(answer(5600));
-  });
+  const prefill = heldPrefill(5600);
   const { ask, proxy } = await runPair({ p: prefill.hold }, { clock });
   expect(proxy.status().signals.recommended).toBeNull();
   for (let round = 0; round < 5; round++) {

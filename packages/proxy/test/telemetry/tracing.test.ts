@@ -1,7 +1,7 @@
-import { decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "@kv/testing/http/fake-upstream";
+import { KV_PARAMS_TEXT, prefillOk } from "@kv/testing/http/fake-upstream";
 import { recordedSpans } from "@kv/testing/recorded-spans";
 import { expect, test } from "vitest";
-import { runPair, runProxy, upstream } from "../support/set-up.js";
+import { runPair, sends, upstream } from "../support/set-up.js";
 
 const traceId = "0af7651916cd43dd8448eb211c80319c";
 const traceparent = `00-${traceId}-b7ad6b7169203331-01`;
@@ -34,9 +34,7 @@ test("each leg has a span in the client's trace, and its instance gets that span
 
 test("a leg that fails ends its span with the error's code", async () => {
   const { tracer, spans } = recordedSpans();
-  const p = await upstream(prefillOk);
-  const broken = await upstream(({ response }) => sendJson(response, { error: {} }, 500));
-  const { ask } = await runProxy({ prefillers: [p.url], decoders: [broken.url], tracer });
+  const { ask } = await runPair({ d: sends(500, { error: {} }) }, { tracer });
   await ask();
   await expect
     .poll(() => spans().find(({ name }) => name === "kv_proxy.decode")?.attributes)
@@ -57,10 +55,7 @@ test("the inputs and the reason of the rule about one leg or two are on the span
   const { tracer, spans: all } = recordedSpans();
   const usage = { prompt_tokens: 20, prompt_tokens_details: { cached_tokens: 4 } };
   const { ask } = await runPair(
-    {
-      p: ({ response }) =>
-        sendJson(response, { choices: [], usage, kv_transfer_params: JSON.parse(KV_PARAMS_TEXT) }),
-    },
+    { p: sends(200, { choices: [], usage, kv_transfer_params: JSON.parse(KV_PARAMS_TEXT) }) },
     { disaggregateAbove: 10, tracer },
   );
   const prompts = [
@@ -93,16 +88,9 @@ test("the inputs and the reason of the rule about one leg or two are on the span
   }
 });
 
-test("without a tracer, the client's trace headers reach both instances unchanged", async () => {
-  const { p, d, ask } = await runPair();
-  const headers = { traceparent, tracestate: "a=b" };
-  await ask({}, { headers });
-  for (const { seen } of [p, d]) expect(seen[0]?.headers).toMatchObject(headers);
-});
-
 test("an instance that is a data-parallel rank overrides the client's rank", async () => {
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const { ask } = await runProxy({ prefillers: [`${p.url}@1`], decoders: [d.url] });
+  const p = await upstream(prefillOk);
+  const { ask, d } = await runPair({}, { prefillers: [`${p.url}@1`] });
   await ask({}, { headers: { "x-data-parallel-rank": "3" } });
   expect([p, d].map(({ seen }) => seen[0]?.headers["x-data-parallel-rank"])).toEqual(["1", "3"]);
 });

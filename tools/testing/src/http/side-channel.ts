@@ -16,9 +16,11 @@ const fixture = (name: string) =>
       new URL(`../../../../packages/protocol/fixtures/wire/handshake/${name}.bin`, import.meta.url),
     ),
   );
-const METADATA = decodeAgentMetadata(
-  decodeHandshakeReply([fixture("v33_pull_p1.pp0tp0.rep0"), fixture("v33_pull_p1.pp0tp0.rep1")])
-    .payload.agentMetadataBytes,
+/** The reply of a real vLLM 0.33 with TP 1: 4 regions, blocks of 32 tokens. */
+export const RECORDED_REPLY = ["rep0", "rep1"].map((name) => fixture(`v33_pull_p1.pp0tp0.${name}`));
+/** What that engine says of itself. */
+export const RECORDED_METADATA = decodeAgentMetadata(
+  decodeHandshakeReply(RECORDED_REPLY).payload.agentMetadataBytes,
 );
 
 interface AnnouncedEngine {
@@ -48,7 +50,7 @@ export async function startSideChannel(engine: () => AnnouncedEngine, port = 0) 
       const payload = encodeHandshakePayload({
         compatibilityHash: compatibilityHash(factors),
         agentMetadataBytes: encodeAgentMetadata({
-          ...METADATA,
+          ...RECORDED_METADATA,
           ...blocks,
           engineId,
           agentMetadata,
@@ -70,8 +72,8 @@ export async function startSideChannel(engine: () => AnnouncedEngine, port = 0) 
 
 /** Of a backend whose blocks can be cut. */
 function blocksOf(blockSize: number) {
-  const lengths = METADATA.blockLengthsBytes.map(
-    (bytes) => (bytes * blockSize) / METADATA.blockSize,
+  const lengths = RECORDED_METADATA.blockLengthsBytes.map(
+    (bytes) => (bytes * blockSize) / RECORDED_METADATA.blockSize,
   );
   return {
     blockSize,
