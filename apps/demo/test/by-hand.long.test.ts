@@ -100,7 +100,23 @@ describe.skipIf(absence !== undefined)(`servers that are started by hand${why}`,
   });
 
   it("kv-peer decode reads from a prefill server, and finds in its metrics that no block is leaked", async () => {
-    const prefill = await ready(start(["prefill"]));
+    const port = await freePort();
+    // vLLM's configuration of its usage guide, as it stands, and its variable.
+    const guide = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}';
+    const prefill = await ready(
+      start(["prefill", "--dp", "2", "--kv-transfer-config", guide], {
+        VLLM_NIXL_SIDE_CHANNEL_PORT: String(port),
+      }),
+    );
+    expect(prefill.engine_ids.map((id) => id.slice(-4))).toEqual(["_dp0", "_dp1"]);
+    expect(prefill.config).toMatchObject({
+      role: "prefill",
+      dp: 2,
+      sideChannelHost: "127.0.0.1",
+      sideChannelPort: port,
+      maxModelLen: 2048,
+      kvTransferConfig: JSON.parse(guide) as object,
+    });
     const line = `decode --prefill ${prefill.url} --requests 8 --prompt-tokens 40,100`;
     const args = [builtProgram("kv-peer"), ...line.split(" ")];
     const { code, stdout } = await ended(startNode(args, {}));
@@ -123,12 +139,7 @@ it.skipIf(noLibfabric !== undefined)(
       start(["decode", "--kv-transfer-config", issue]),
     ];
     const [prefill, decode] = await Promise.all(servers.map(ready));
-    expect(prefill).toMatchObject({
-      backend: "LIBFABRIC",
-      engine_ids: [expect.any(String)],
-      config: { role: "prefill", platform: "neuron", kvTransferConfig: JSON.parse(issue) },
-    });
-    expect(decode?.backend).toBe("LIBFABRIC");
+    expect([prefill?.backend, decode?.backend]).toEqual(["LIBFABRIC", "LIBFABRIC"]);
     const proxy = await ready(
       start(["proxy", "--prefill", prefill?.url ?? "", "--decode", decode?.url ?? ""]),
     );

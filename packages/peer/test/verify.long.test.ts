@@ -177,18 +177,22 @@ const lane = (evidence: Partial<LaneEvidence>, change?: object) => {
   return checks.map(({ id, status }) => `${status} ${id}`);
 };
 const OK = ["ok lane.bandwidth", "ok lane.post-time"];
+const logged = (how: string) => ({ logs: { decode: over(how) } });
+const reaching = (p: string, d: string) => ({
+  reached: { prefill: reached(p), decode: reached(d) },
+});
 const HERE = { here: { prefill: true, decode: true } };
 
 describe("which lane, by", () => {
   test.each([
     [
       "a log with RDMA where both have it",
-      { ...BOTH_RDMA, logs: { decode: over("rc_mlx5/mlx5_0:1") } },
+      { ...BOTH_RDMA, ...logged("rc_mlx5/mlx5_0:1") },
       "ok lane.best",
     ],
     [
       "a log with TCP where both have RDMA",
-      { ...BOTH_RDMA, logs: { decode: over("tcp/eth0") } },
+      { ...BOTH_RDMA, ...logged("tcp/eth0") },
       "fail lane.tcp-instead-of-rdma",
     ],
     [
@@ -203,7 +207,7 @@ describe("which lane, by", () => {
     ],
     [
       "a log with TCP and one host without a device",
-      { devices: { prefill: [], decode: [device("mlx5_0")] }, logs: { decode: over("tcp/eth0") } },
+      { devices: { prefill: [], decode: [device("mlx5_0")] }, ...logged("tcp/eth0") },
       "ok lane.best",
     ],
     [
@@ -211,29 +215,25 @@ describe("which lane, by", () => {
       { ...BOTH_RDMA, logs: { prefill: over("tcp/eth0"), decode: over("tcp/eth0", "WRITE") } },
       "note lane.unknown",
     ],
-    [
-      "a log with TCP on one host",
-      { ...HERE, logs: { decode: over("tcp/lo") } },
-      "fail lane.tcp-on-one-host",
-    ],
+    ["a log with TCP on one host", { ...HERE, ...logged("tcp/lo") }, "fail lane.tcp-on-one-host"],
     [
       "a log with RDMA on one host",
-      { ...HERE, logs: { decode: over("rc_mlx5/mlx5_0:1") } },
+      { ...HERE, ...logged("rc_mlx5/mlx5_0:1") },
       "warn lane.network-on-one-host",
     ],
     [
       "what this host reaches of both",
-      { ...HERE, reached: { prefill: reached("cma/memory"), decode: reached("cma/memory") } },
+      { ...HERE, ...reaching("cma/memory", "cma/memory") },
       "ok lane.best",
     ],
     [
       "a D that permits only TCP",
-      { ...HERE, reached: { prefill: reached("cma/memory"), decode: reached("tcp/lo") } },
+      { ...HERE, ...reaching("cma/memory", "tcp/lo") },
       "fail lane.tcp-on-one-host",
     ],
     [
       "a P that permits only TCP",
-      { ...HERE, reached: { prefill: reached("tcp/lo"), decode: reached("cma/memory") } },
+      { ...HERE, ...reaching("tcp/lo", "cma/memory") },
       "fail lane.tcp-on-one-host",
     ],
     ["P alone", { ...HERE, reached: { prefill: reached("cma/memory") } }, "note lane.unknown"],
@@ -253,12 +253,8 @@ describe("which lane, by", () => {
 
   test("vllm#55434: posting that takes more than half of the time is a warning, over shared memory it is the copy", () => {
     const posting = { transferSeconds: 0.4, postSeconds: 0.3 };
-    expect(lane({ logs: { decode: over("rc_mlx5/mlx5_0:1") } }, posting)).toContain(
-      "warn lane.posting",
-    );
-    expect(lane({ ...HERE, logs: { decode: over("cma/memory") } }, posting)).toContain(
-      "ok lane.post-time",
-    );
+    expect(lane(logged("rc_mlx5/mlx5_0:1"), posting)).toContain("warn lane.posting");
+    expect(lane({ ...HERE, ...logged("cma/memory") }, posting)).toContain("ok lane.post-time");
   });
 });
 

@@ -36,14 +36,12 @@ describe("block pool", () => {
   it("never gives the null block, and refuses a request for too many blocks without taking any", () => {
     const pool = new BlockPool({ numBlocks: 5 });
     expect(pool.capacity).toBe(4);
-    let error: unknown;
-    try {
-      pool.allocate(5);
-    } catch (caught) {
-      error = caught;
-    }
-    expect(KvError.is(error, "KV_OUT_OF_BLOCKS")).toBe(true);
-    expect((error as KvError).details).toEqual({ asked: 5, free: 4, capacity: 4 });
+    expect(() => pool.allocate(5)).toThrow(
+      expect.objectContaining({
+        code: "KV_OUT_OF_BLOCKS",
+        details: { asked: 5, free: 4, capacity: 4 },
+      }),
+    );
     expect(pool.free).toBe(4);
     const all = pool.allocate(4);
     expect(all).not.toContain(0);
@@ -53,9 +51,7 @@ describe("block pool", () => {
     const pool = new BlockPool({ numBlocks: 7 });
     const hashes = blockHashes(tokens(48), 16);
     const blocks = pool.allocate(3);
-    blocks.forEach((id, i) => {
-      pool.cachePrefix([id], [hashes[i] ?? ""], []);
-    });
+    pool.cachePrefix(blocks, hashes, []);
     pool.release(blocks);
     expect(pool.held).toBe(0);
     const again = pool.lookup(hashes);
