@@ -109,7 +109,7 @@ test("an instance that an operator has added stays; one that is named twice chan
   const { proxy, p, d } = await runPair();
   const [added, named] = [await upstream(decodeOk), await upstream(decodeOk)];
   proxy.instances.decode.add({ url: added.url });
-  const settings = { ...QUIET, prefillers: [p.url] };
+  const settings = { ...QUIET, admin: { port: 0 }, prefillers: [p.url] };
   expect(proxy.reload({ ...settings, decoders: [named.url] })).toMatchObject({
     changed: ["decoders"],
   });
