@@ -32,6 +32,17 @@ TYPICAL = {
     "n_group": 1, "topk_group": 1, "num_expert_group": 1, "n_shared_experts": 1, "num_shared_experts": 1, "routed_scaling_factor": 1.0, "kv_lora_rank": 512,
     "q_lora_rank": None, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
 }
+# Those that only some have, and of an encoder's part.
+RARE = {"layer_types": ["full_attention"] * FEW_LAYERS, "hybrid_override_pattern": "M*-E" * (FEW_LAYERS // 4), "hybrid_layer_pattern": [1, 0] * (FEW_LAYERS // 2), "activation": "gelu", "norm_type": "layer_norm", "merge_size": 2, "window_size": 400, "n_fft": 400, "sampling_rate": 16000, "hop_length": 160, "vision_feature_layer": -1, "select_layer": -1}
+ENCODER = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 16, "intermediate_size": 2048, "patch_size": 14, "image_size": 224, "num_channels": 3, "hidden_act": "gelu",
+    "layer_norm_eps": 1e-6, "rms_norm_eps": 1e-6, "depth": 2, "num_heads": 16, "embed_dim": 1024, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3, "out_hidden_size": 1536,
+}
+# Model types of checkpoints whose architecture is named otherwise.
+OWN_TYPES = {"BailingMoeV2_5ForCausalLM": "bailing_hybrid", "BailingMoeV3ForCausalLM": "bailing_hybrid", "MistralLarge3ForCausalLM": "deepseek_v3"}
+# Many classes make latents of K and V where a configuration has these.
+LATENT_FIELDS = {"kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"}
 # Each is a change of one field or two: a value, or None to take the field out. `=null` writes an explicit null.
 PROBES = (
     ("head_dim", 96), ("head_dim", None), ("head_dim", "=null"), ("num_key_value_heads", 4), ("num_key_value_heads", None), ("num_key_value_heads", "=null"),
@@ -48,7 +59,7 @@ def registry():
     found = {}
     for kind, models in (("text", known._TEXT_GENERATION_MODELS), ("multimodal", known._MULTIMODAL_MODELS), ("draft", known._SPECULATIVE_DECODING_MODELS), ("text", known._TRANSFORMERS_SUPPORTED_MODELS)):
         for architecture, (module, name) in models.items():
-            found.setdefault(architecture, (kind, module if module.startswith("vllm.") else f"vllm.model_executor.models.{module}", name))
+            found.setdefault(architecture, ("multimodal" if "MultiModal" in name else kind, module if module.startswith("vllm.") else f"vllm.model_executor.models.{module}", name))
     return found
 
 
@@ -57,7 +68,7 @@ def published(folders):
     found = {}
     for path in sorted(path for folder in folders for path in pathlib.Path(folder).rglob("*.json")):
         try:
-            config = json.loads(path.read_text())
+            config = json.loads(path.read_text(), parse_constant=lambda _: 1e30)
         except ValueError:
             continue
         names = config.get("architectures") if isinstance(config, dict) else None
@@ -69,7 +80,7 @@ def published(folders):
 
 
 def squeezed(name):
-    return re.sub(r"[^a-z0-9]", "", re.sub(r"(ForCausalLM|ForConditionalGeneration|ForBlockDiffusion|ChatModel|LMHeadModel|Model)$", "", name).lower())
+    return re.sub(r"[^a-z0-9]", "", re.sub(r"(ForCausalLM|ForConditionalGeneration|ForBlockDiffusion|ForActionPrediction|RealtimeGeneration|LMHeadModel|Model)$", "", name).lower())
 
 
 def config_classes():
@@ -93,7 +104,8 @@ def config_classes():
             kind = next((kind for kind in (*own, *theirs) if re.sub(r"[^a-z0-9]", "", kind.lower()) == wanted), None)
         if kind in own:
             return kind, vllm_configs._CONFIG_REGISTRY[kind]
-        return (kind, getattr(transformers, theirs[kind])) if kind in theirs else (None, None)
+        # A wrapper may have the name of its encoder.
+        return (kind, getattr(transformers, theirs[kind])) if kind in theirs and "Vision" not in theirs[kind] else (None, None)
 
     return of
 
@@ -116,14 +128,37 @@ def with_few_layers(config):
     for name, value in text.items():
         if isinstance(value, (list, str)) and len(value) in (layers, layers + 1) and name != "architectures":
             text[name] = value[:FEW_LAYERS]
+        elif isinstance(value, dict) and value and all(key.isdigit() for key in value):
+            text[name] = {key: each for key, each in value.items() if int(key) < FEW_LAYERS}
     text[field] = FEW_LAYERS
     return config
 
 
+def without_latents():
+    return {name: value for name, value in TYPICAL.items() if name not in LATENT_FIELDS}
+
+
+def language_model(own=None):
+    """The language model of a wrapper: of its own type, else one that most take."""
+    if own:
+        return {**TYPICAL, "model_type": own}
+    return {**without_latents(), "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+
+
 def guessed(name):
     """A value for an attribute that vLLM misses."""
-    if name in TYPICAL:
-        return TYPICAL[name]
+    if name in TYPICAL or name in RARE:
+        return {**TYPICAL, **RARE}[name]
+    if name in TEXT_FIELDS:
+        return language_model()
+    if cache_specs.PARTS.match(name):
+        return dict(ENCODER)
+    if re.match(r"(num|n)_", name):
+        return FEW_LAYERS
+    if re.search(r"_act$|activation", name):
+        return "gelu"
+    if re.search(r"scor\w*_func", name):
+        return "sigmoid"
     if re.match(r"(use|is|has|enable|add|with|apply|scale)_|.*(bias|norm|_layers_?only|gate)$", name):
         return False
     if re.search(r"eps|epsilon", name):
@@ -132,7 +167,7 @@ def guessed(name):
         return 0.0
     if re.search(r"scal|mult|factor|theta|alpha|ratio", name):
         return 1.0
-    if re.search(r"_config$", name):
+    if re.search(r"_conf(ig)?$", name):
         return {}
     if re.search(r"types$|_list$|_ids$|_layers$", name):
         return []
@@ -181,31 +216,107 @@ def asked(config, flags, seconds=60):
 AUTO = {"tp": 1, "kv_cache_dtype": "auto"}
 
 
+def parts_of(config, path=""):
+    """The configuration and the parts that are configurations, each with its path."""
+    yield path, config
+    for name, value in config.items():
+        if isinstance(value, dict) and (cache_specs.PARTS.match(name) or name in TEXT_FIELDS):
+            yield from parts_of(value, f"{path}{name}.")
+
+
+def path_of(part, config):
+    return next(path for path, each in parts_of(config) if each is part)
+
+
+def part_that_lacks(config, answer):
+    """The part with the most of the fields of the object that lacks an attribute; else the language model's."""
+    owner = answer.get("owner", {})
+
+    def likeness(part):
+        plain = {name: value for name, value in part.items() if isinstance(value, (str, int))}
+        return sum(owner.get(name) == value for name, value in plain.items()) / max(len(plain), 1)
+
+    parts = [part for _, part in parts_of(config)]
+    return max(parts, key=likeness) if owner else text_of(config)
+
+
+def value_in(text):
+    """A literal of a source line or an error."""
+    return {"true": True, "false": False}.get(text.lower(), int(text) if text.isdigit() else text)
+
+
+def asked_for(answer, layers):
+    """A field that an error or the source line that raised it asks for, and its value."""
+    error, line = answer["error"], answer.get("at", "")
+    said = re.search(r"(?:requires|expects|needs|support) (\w+)(?:=| is )'?(\w+)'?", error)
+    if said:
+        yield said[1], value_in(said[2])
+    number = re.search(r"requires a positive integer (\w+)", error)
+    if number:
+        yield number[1], FEW_LAYERS
+    only = re.search(r"Unsupported activation: silu. Only (\w+) is supported", error)
+    if only:
+        yield "hidden_act", only[1]
+    typed = re.search(r"[Ff]ield '(\w+)' expected int, got NoneType", error)
+    if typed:
+        yield typed[1], 512
+    if line.startswith("assert "):
+        for name in re.findall(r"not (?:\w+\.)*(\w+)", line):
+            yield name, False
+        for name, value in re.findall(r"(\w+) (?:==|in) \[?[\"']?([\w.]+)", line):
+            yield name, value_in(value)
+        for name in re.findall(r"(\w+) is not None", line):
+            yield name, guessed(name)
+        for name in re.findall(r"(\w+) > 0", line):
+            yield name, 1
+        for name in re.findall(r"config\.(\w+)(?= and|,|$)", line):
+            yield name, True
+    if "is not subscriptable" in error or "is not iterable" in error:
+        for name in re.findall(r"(\w+)\[\w+\]", line):
+            yield name, [0, 1] * (layers // 2)
+        for name in re.findall(r"\((?:\w+\.)*(\w+)\)", line):
+            yield name, []
+    if "NoneType" in error:
+        for name in re.findall(r"len\((?:\w+\.)*(\w+)\)", line):
+            yield name, []
+        for name in re.findall(r"int\((?:\w+\.)*(\w+)\)", line):
+            yield name, 1
+    if "no attribute 'strip'" in error:
+        for name in re.findall(r"(\w+)\.strip", line):
+            yield name, "1"
+
+
 def repaired(config):
     """A configuration that vLLM builds, with the attributes that it missed, and the answer; or the error that remains."""
-    added = []
+    added, wished = [], []
     for _ in range(MOST_REPAIRS):
         answer = asked(config, AUTO)
         error = answer.get("error", "")
-        missing = re.search(r"object has no attribute '(\w+)'|KeyError: '(\w+)'", error)
+        if error == "":
+            break
         part = text_of(config)
-        wanted = re.search(r"(?:requires|expects|needs) (\w+)=(true|false)", error, re.I)
-        if wanted and wanted[1] not in added:
-            part[wanted[1]] = wanted[2].lower() == "true"
-            added.append(wanted[1])
-            continue
+        wishes = [(field, value) for field, value in asked_for(answer, FEW_LAYERS) if field not in wished]
         typed = re.search(r"[Ff]ield '(\w+)'.*?(float|int)\b", error, re.S)
         if typed and type(part.get(typed[1])) in (int, float) and typed[1] not in added:
-            part[typed[1]] = float(part[typed[1]]) if typed[2] == "float" else int(part[typed[1]])
-            added.append(typed[1])
-            continue
-        if not missing:
-            return config, added, answer
-        name = missing[1] or missing[2]
-        if name in part or name in added:
-            return config, added, answer
-        part[name] = guessed(name)
-        added.append(name)
+            wishes = [(typed[1], float(part[typed[1]]) if typed[2] == "float" else int(part[typed[1]]))]
+        missing = re.search(r"object has no attribute '(\w+)'|KeyError: '(\w+)'", error)
+        name = missing and (missing[1] or missing[2])
+        if wishes:
+            name, value = wishes[0]
+            wished.append(name)
+        elif name is not None:
+            part = part_that_lacks(config, answer)
+            value = ENCODER[name] if part is not text_of(config) and name in ENCODER else guessed(name)
+        path = path_of(part, config)
+        # A field of the language model is named alone: a model needs it.
+        full = name if part is text_of(config) else f"{path}{name}" if path else f".{name}"
+        if name is None or (not wishes and (full in added or name in part)):
+            break
+        for each in [part] + [each for _, each in parts_of(config) if wishes and name in each]:
+            each[name] = value
+        if full not in added:
+            added.append(full)
+    answer.pop("owner", None)
     return config, added, answer
 
 
@@ -272,12 +383,18 @@ def probes_of(config, read, few):
 
 
 class Cases:
-    """The file of answers, which is only appended to."""
+    """The file of answers. A base that is asked again takes the place of the one before, and of its answers."""
 
     def __init__(self, path):
         self.path, self.known, self.bases = pathlib.Path(path), {}, {}
+        entries = {}
         for line in self.path.read_text().splitlines() if self.path.exists() else ():
-            entry = json.loads(line)
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+                entries[entry.get("meta", entry.get("config"))] = entries[entry["config"]] + [entry] if "config" in entry else [entry]
+        self.path.write_text("")
+        for entry in (entry for each in entries.values() for entry in each):
+            self.write(entry)
             if "meta" in entry:
                 self.bases[entry["meta"]] = entry
             else:
@@ -301,21 +418,50 @@ class Cases:
         return known
 
 
-def learn(architecture, kind, module, sources, cases, few):
+def follows(base, answer):
+    """Whether vLLM's layers are those of the configuration: a class may have its own instead."""
+    part = text_of(base)
+    layers = next((part[name] for name in LAYER_FIELDS if isinstance(part.get(name), int)), None)
+    return "error" not in answer and layers == len({first + index for count, _, _, first in answer["layers"] for index in range(count) if first is not None})
+
+
+def whole_heads(part):
+    """Defaults of a class may not fit one another."""
+    heads, hidden = part.get("num_attention_heads"), part.get("hidden_size")
+    if type(heads) is int and type(hidden) is int and heads > 0 and hidden % heads and not part.get("head_dim"):
+        part["head_dim"] = 128
+
+
+def ask_base(architecture, kind, module, sources, cases):
+    """The configuration whose fields are changed: the first of the sources that vLLM builds, or the error of the last."""
     with contextlib.suppress(Exception), contextlib.redirect_stderr(open(os.devnull, "w")):
         importlib.import_module(module)
-    if "error" in cases.bases.get(architecture, {"error": True}):
-        for source, config in sources:
-            base, added, answer = repaired(with_few_layers(copy.deepcopy(config)))
-            if "error" not in answer:
-                break
-        entry = {"meta": architecture, "kind": kind, "source": source, "added": added, "read": answer.pop("read", []), "base": base}
-        if "error" in answer:
-            entry["error"] = answer["error"]
-        cases.write(entry)
-        cases.bases[architecture] = entry
-        cases.write({"config": architecture, **AUTO, "gpu": "sm_90", **answer})
-        cases.known[Cases.key({"config": architecture, **AUTO})] = answer
+    if "error" not in cases.bases.get(architecture, {"error": True}):
+        return
+    for _, config in sources:
+        whole_heads(text_of(config))
+    tried = [each for source, config in sources for each in ((source, with_few_layers(copy.deepcopy(config))), (f"{source}, all layers", copy.deepcopy(config)))]
+    found = None
+    for position, (source, config) in enumerate(tried):
+        if position % 2 == 1 and config == tried[position - 1][1]:
+            continue
+        base, added, answer = repaired(config)
+        better = found is None or "error" in found[3] and "error" not in answer
+        if better or follows(base, answer):
+            found = source, base, added, answer
+        if follows(base, answer):
+            break
+    source, base, added, answer = found
+    entry = {"meta": architecture, "kind": kind, "source": source, "added": added, "read": answer.pop("read", []), "base": base}
+    if "error" in answer:
+        entry.update({name: answer[name] for name in ("error", "at") if name in answer})
+    cases.write(entry)
+    cases.bases[architecture] = entry
+    cases.write({"config": architecture, **AUTO, "gpu": "sm_90", **answer})
+    cases.known[Cases.key({"config": architecture, **AUTO})] = answer
+
+
+def ask_changes(architecture, cases, few):
     entry = cases.bases[architecture]
     if "error" in entry:
         return
@@ -360,16 +506,30 @@ def facts(architectures):
             "servedUntil": known._PREVIOUSLY_SUPPORTED_MODELS, "others": sorted(name for name in kept if name not in architectures), "quantizations": methods, "shapes": shapes}
 
 
-def made_configs(architecture, class_of):
-    """The defaults of its config class, if there is one, and values that are typical."""
+def made_configs(architecture, kind, class_of):
+    """The defaults of its config class, if there is one, a wrapper's around a language model, and values that are typical."""
     model_type, config_class = class_of(architecture)
     found = []
     if config_class is not None:
         with contextlib.suppress(Exception):
             found.append((f"{config_class.__name__}()", config_class().to_dict()))
-    found.append(("typical values", dict(TYPICAL)))
-    named = {"architectures": [architecture], "model_type": model_type or squeezed(architecture)}
-    return [(source, json.loads(json.dumps({**config, **named}, default=str))) for source, config in found]
+    if kind == "multimodal":
+        defaults = found[0][1] if found else {}
+        own = text_of(defaults).get("model_type") if text_of(defaults) is not defaults else None
+        found += [(f"typical values in {field}", {field: language_model(own), "vision_config": dict(ENCODER)}) for field in ("text_config", "llm_config")]
+    found.append(("typical values", without_latents()))
+    found.append(("typical values with latents", dict(TYPICAL)))
+    named = {"architectures": [architecture], "model_type": model_type or own_type(architecture)}
+    # JSON has no infinity.
+    return [(source, json.loads(json.dumps({**config, **named}, default=str), parse_constant=lambda _: 1e30)) for source, config in found]
+
+
+def own_type(architecture):
+    """A model type that vLLM's own code names, such as sarvam_mla; else the architecture's name."""
+    from vllm.transformers_utils import model_arch_config_convertor
+    named = re.findall(r'"([a-z]\w+)"', pathlib.Path(model_arch_config_convertor.__file__).read_text())
+    wanted = squeezed(architecture)
+    return OWN_TYPES.get(architecture) or next((name for name in named if name.replace("_", "") == wanted), wanted)
 
 
 def main():
@@ -393,22 +553,39 @@ def main():
     cases, files, class_of, began = Cases(args.out), published(args.folders), config_classes(), time.time()
     if "" not in cases.bases:
         cases.write(facts(registry()))
-    learned = set()
     # Published ones first, so that a run that is cut short has the most that people use.
-    for architecture, (kind, module, name) in sorted(registry().items(), key=lambda entry: entry[0] not in files):
-        if (args.skip_errors and "error" in cases.bases.get(architecture, {})) or kind not in args.kinds.split(",") or (args.only and architecture not in args.only.split(",")):
-            continue
-        if time.time() - began > args.minutes * 60:
-            break
-        sources = [files[architecture]] if architecture in files else []
-        sources += made_configs(architecture, class_of)
-        try:
-            few = "alias" if (module, name) in learned else "wrapper" if kind == "multimodal" else args.few
-            learn(architecture, kind, module, sources, cases, few)
-            learned.add((module, name))
-        except Exception as error:  # noqa: BLE001: the next architecture goes on
-            print(f"{architecture}: {type(error).__name__}: {error}", file=sys.stderr)
-        print(f"{time.time() - began:.0f} s {architecture} {cases.bases.get(architecture, {}).get('source')}: {cases.bases.get(architecture, {}).get('error', 'built')[:160]}", flush=True)
+    wanted = [(architecture, *rest) for architecture, rest in sorted(registry().items(), key=lambda entry: entry[0] not in files)
+              if rest[0] in args.kinds.split(",") and (not args.only or architecture in args.only.split(","))]
+
+    def each(step):
+        for architecture, kind, module, name in wanted:
+            if time.time() - began > args.minutes * 60:
+                break
+            if args.skip_errors and "error" in cases.bases.get(architecture, {}):
+                continue
+            try:
+                step(architecture, kind, module, name)
+            except Exception as error:  # noqa: BLE001: the next architecture goes on
+                print(f"{architecture}: {type(error).__name__}: {error}", file=sys.stderr)
+            base = cases.bases.get(architecture, {})
+            print(f"{time.time() - began:.0f} s {architecture} {base.get('source')}: {base.get('error', 'built')[:160]}", flush=True)
+
+    def base_of(architecture, kind, module, name):
+        # Names of one class share a published configuration, unless the class is a frame for any model.
+        others = () if module.endswith(".transformers") else (other for other, each in registry().items() if each[1:] == (module, name))
+        named = [architecture, *others]
+        sources = [(source, {**config, "architectures": [architecture]}) for source, config in (files[other] for other in named if other in files)][:1]
+        ask_base(architecture, kind, module, sources + made_configs(architecture, kind, class_of), cases)
+
+    learned = set()
+
+    def changes_of(architecture, kind, module, name):
+        few = "alias" if (module, name) in learned else "wrapper" if kind == "multimodal" else args.few
+        ask_changes(architecture, cases, few)
+        learned.add((module, name))
+
+    each(base_of)
+    each(changes_of)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 import types
 import warnings
 
@@ -42,6 +43,18 @@ def with_driver_stub():
     subprocess.run(["gcc", "-shared", "-fPIC", str(source), "-Wl,-soname,libcuda.so.1", "-o", f"{folder}/libcuda.so.1"], check=True)
     path = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ENVIRONMENT, "CACHE_SPECS_STUB": folder, "LD_LIBRARY_PATH": path})
+
+
+class AnyTokenizer(dict):
+    """Some multimodal classes look up the ids of their placeholders: each is 1. It stands for an image processor too."""
+
+    def __missing__(self, _):
+        return 1
+
+    def __getattr__(self, name):
+        if name in ("vocab", "get_vocab"):
+            return self if name == "vocab" else lambda: self
+        return 1 if name.endswith("_id") else lambda *_, **__: 1
 
 
 def pretend_gpu(name):
@@ -85,6 +98,10 @@ def pretend_gpu(name):
     # A class is looked at in a child process otherwise, which would not have these answers.
     import vllm.model_executor.models.registry as registry
     registry._run_in_subprocess = lambda look: look()
+    import vllm.tokenizers
+    vllm.tokenizers.cached_tokenizer_from_config = lambda *_, **__: AnyTokenizer()
+    import vllm.transformers_utils.processor as processors
+    processors.cached_get_image_processor = lambda *_, **__: AnyTokenizer()
 
 
 def pretend_ranks(tp_size):
@@ -116,6 +133,12 @@ def on_meta():
             kwargs = dict(kwargs or {})
             if function is torch.Tensor.cuda:
                 return args[0].to("meta")
+            # Slopes of ALiBi and scales of an activation, which decide no cache. Whole numbers may, and are refused.
+            if args and isinstance(args[0], torch.Tensor) and args[0].is_meta and args[0].is_floating_point():
+                if function is torch.Tensor.cpu:
+                    return args[0]
+                if function in (torch.Tensor.tolist, torch.Tensor.item):
+                    return function(torch.zeros(args[0].shape, device="cpu"))
             if function is torch.Tensor.to:
                 args = tuple("meta" if type(value) is not int and is_gpu(value) else value for value in args)
             if is_gpu(kwargs.get("device")):
@@ -191,6 +214,21 @@ class Attributes(dict):
         raise AttributeError(name)
 
 
+# Parts of a config that are configs themselves.
+PARTS = re.compile(r"(text|llm|language|thinker|vision|visual|vit|audio|speech|sound|encoder|projector)\w*_config$")
+
+
+def part_of(name, value):
+    """A part as an object: of its own class where transformers has it."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    if not PARTS.match(name) or not isinstance(value, dict):
+        return value
+    if value.get("model_type") in CONFIG_MAPPING_NAMES:
+        return transformers.AutoConfig.for_model(**value)
+    return type(name, (transformers.PretrainedConfig,), {"model_type": name})(**{field: part_of(field, each) for field, each in value.items()})
+
+
 # Base classes of the configs whose Python comes with a checkpoint, by model_type. Others have PretrainedConfig's.
 OWN_BASES = {"mimo": "Qwen2Config"}
 
@@ -211,7 +249,7 @@ def register_own_class(config):
         max_position_embeddings = None
 
         def __init__(self, block_configs=None, **given):
-            super().__init__(**given)
+            super().__init__(**{name: part_of(name, value) for name, value in given.items()})
             if block_configs is not None:
                 self.block_configs = [Attributes({part: Attributes(given) for part, given in block.items()}) for block in block_configs]
 
@@ -266,6 +304,14 @@ def caches_of(folder, config, flags):
     }
 
 
+def place_of(error):
+    """The line of vLLM's source that raised an error, and the fields of the object that lacks an attribute."""
+    lines = [frame.line for frame in traceback.extract_tb(error.__traceback__) if "/vllm/" in frame.filename]
+    owner = vars(error.obj) if isinstance(error, AttributeError) and hasattr(error.obj, "model_type") else {}
+    fields = {name: value for name, value in owner.items() if isinstance(value, (str, int))}
+    return {**({"at": lines[-1]} if lines else {}), **({"owner": fields} if fields else {})}
+
+
 def in_child(folder, config, flags, seconds):
     """The answer of a forked process: a case changes vLLM's state, and may end in a crash."""
     reader, writer = os.pipe()
@@ -276,7 +322,7 @@ def in_child(folder, config, flags, seconds):
             with contextlib.redirect_stdout(io.StringIO()):
                 answer = caches_of(folder, config, flags)
         except BaseException as error:  # noqa: BLE001: whatever vLLM raises is its answer
-            answer = {"error": f"{type(error).__name__}: {str(error)[:600]}"}
+            answer = {"error": f"{type(error).__name__}: {str(error)[:600]}", **place_of(error)}
         with os.fdopen(writer, "w") as pipe:
             pipe.write(json.dumps(answer))
         os._exit(0)

@@ -8,6 +8,7 @@ import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { gunzipSync } from "node:zlib";
+import type { KvCacheLayout } from "@kv/interface";
 import { KvError } from "@kv/interface";
 import {
   ARCHITECTURES,
@@ -34,6 +35,8 @@ interface Meta {
   readonly meta: string;
   readonly kind: string;
   readonly error?: string;
+  /** The line of vLLM's source that raised the error. */
+  readonly at?: string;
   readonly added: readonly string[];
   readonly base: Fields;
 }
@@ -118,7 +121,10 @@ function* candidates(plain: Answer, all: readonly Answer[]): Generator<LearnedAr
   for (const rule of Object.keys(RULES)) {
     if (HYBRIDS.has(rule) && !classes.includes("MambaSpec")) continue;
     const prefix = prefixOf(rule, plain, layer);
-    if (prefix !== undefined) yield { rule, ...(prefix === "" ? {} : { prefix }) };
+    if (prefix === undefined) continue;
+    const named = { rule, ...(prefix === "" ? {} : { prefix }) };
+    yield named;
+    yield { ...named, layout: plain.line["layout"] as KvCacheLayout };
   }
 }
 
@@ -126,6 +132,7 @@ function* candidates(plain: Answer, all: readonly Answer[]): Generator<LearnedAr
 const HYBRIDS: ReadonlySet<string> = new Set([
   "deltaNets",
   "kimiDeltas",
+  "olmoHybrid",
   "nemotronH",
   "falconH1",
   "graniteHybrid",
@@ -137,6 +144,7 @@ const HYBRIDS: ReadonlySet<string> = new Set([
 const EXTRAS: readonly AttentionRule[] = [
   {},
   { equalHeads: true },
+  { expanded: true },
   { multiQuery: true },
   { multiQuery: true, keepsDtype: true },
   { shared: ["num_kv_shared_layers", 15] },
@@ -179,7 +187,9 @@ function prefixOf(rule: string, { config, line }: Answer, observed: string): str
       rule,
       without: suspects(config),
     }).layers;
-    const pattern = first?.name.replace(/(^|\.)\d+(?=\.|$)/, "$1*") ?? "";
+    const [number] = /(?<=^|\.)\d+(?=\.|$)/.exec(first?.name ?? "") ?? [];
+    const parts = first?.name.split(".").map((part) => (part === number ? "*" : part));
+    const pattern = parts?.join(".") ?? "";
     return observed.endsWith(pattern) ? observed.slice(0, -pattern.length) : undefined;
   } catch (error) {
     if (KvError.is(error)) return undefined;
@@ -188,6 +198,9 @@ function prefixOf(rule: string, { config, line }: Answer, observed: string): str
 }
 
 const suspects = (config: Fields) => Object.keys(textOf(config));
+
+const isRight = (answer: Answer, rule: LearnedArchitecture) =>
+  verdict(answer, { ...rule, without: suspects(answer.config) }) === "equal";
 
 type Verdict = "equal" | "wrong" | "refused" | "not asked";
 
@@ -221,7 +234,7 @@ function withLimits(
   meta: Meta,
 ): LearnedArchitecture {
   const open = (answer: Answer) => verdict(answer, { ...rule, without: suspects(answer.config) });
-  const right = all.filter((answer) => open(answer) === "equal");
+  const right = all.filter((answer) => isRight(answer, rule));
   const seen = (field: string) =>
     unique(right.map(({ config }) => new ConfigFields("", textOf(config)).kindOf(field)));
   const only: Record<string, readonly unknown[]> = {};
@@ -260,6 +273,7 @@ function withLimits(
     }
     if (open(answer) === "equal" && field !== undefined) without.add(field);
   }
+  for (const field of needs) if (!seen(field).includes("null")) notNull.add(field);
   if (!without.has("is_causal")) only["is_causal"] = [null, true];
   if (meta.kind === "multimodal" && textOf(meta.base) !== meta.base)
     only["model_type"] = seen("model_type");
@@ -306,9 +320,10 @@ function unique(values: readonly unknown[]): unknown[] {
   return [...texts].sort().map((text) => JSON.parse(text) as unknown);
 }
 
+const DRAFT = "it is a draft, which vLLM serves only beside the model that it drafts for";
 const architectures: Record<string, LearnedArchitecture> = {};
 const refused: Record<string, string> = {};
-const counts: Record<string, [planned: number, all: number]> = {};
+const counts: Record<string, { planned: number; built: number; all: number }> = {};
 let wrongs = 0;
 for (const [architecture, [kind, className]] of Object.entries(facts.architectures)) {
   const meta = metas.get(architecture);
@@ -320,24 +335,34 @@ for (const [architecture, [kind, className]] of Object.entries(facts.architectur
   const plain =
     all.find(({ line, changed }) => line.error === undefined && changed !== undefined) ??
     [...all, ...ofClass].find(({ line }) => line.error === undefined && line.tp === 1);
-  counts[kind] ??= [0, 0];
+  counts[kind] ??= { planned: 0, built: 0, all: 0 };
   const count = counts[kind];
-  count[1] += 1;
+  count.all += 1;
   if (plain === undefined) {
-    refused[architecture] =
-      `vLLM could not be asked (${(meta?.error ?? "not tried").split("\n")[0]?.slice(0, 100)})`;
+    refused[architecture] = kind === "draft" ? DRAFT : `vLLM could not be asked (${whyNot(meta)})`;
     continue;
   }
+  count.built += 1;
   const others = all.filter(
     ({ line, changed }) => line.error === undefined && changed === undefined,
   );
-  const rule = best(ofClass, plain) ?? (others[0] && best(ofClass, others[0]));
+  // A published configuration has the model type that checkpoints have.
+  const explained = (candidate: LearnedArchitecture | undefined) =>
+    candidate === undefined ? -1 : others.filter((answer) => isRight(answer, candidate)).length;
+  const [made, published] = [best(ofClass, plain), others[0] && best(ofClass, others[0])];
+  const rule = explained(published) > explained(made) ? published : made;
   if (rule === undefined) {
     refused[architecture] = "no rule gives the caches that vLLM makes";
     continue;
   }
   const asked = meta ?? { meta: architecture, kind, added: [], base: plain.config };
   const learned = withLimits(rule, all.length === 0 ? ofClass : all, asked);
+  // The answers to other names of a class say nothing of a type that vLLM refused.
+  if (Object.values(learned.only ?? {}).some((values) => values.length === 0)) {
+    refused[architecture] = `vLLM could not be asked (${whyNot(meta)})`;
+    count.built -= 1;
+    continue;
+  }
   const wrong = all.filter((answer) => verdict(answer, learned) === "wrong");
   if (wrong.some(({ line, changed }) => changed !== undefined || line.error === undefined)) {
     refused[architecture] =
@@ -347,9 +372,17 @@ for (const [architecture, [kind, className]] of Object.entries(facts.architectur
   wrongs += wrong.length;
   for (const answer of wrong) console.log(`WRONG ${architecture} ${describe(answer, learned)}`);
   architectures[architecture] = learned;
-  count[0] += 1;
+  count.planned += 1;
   const equal = all.filter((answer) => verdict(answer, learned) === "equal").length;
   console.log(`${architecture}: ${rule.rule ?? "attention"}, ${equal} equal of ${all.length}`);
+}
+
+/** The error, without paths of the machine; its second line says what a class does not accept. */
+function whyNot(meta: Meta | undefined): string {
+  const [first = "", second = ""] = (meta?.error ?? "not tried").split("\n");
+  const whole = /validation error|Class validation/.test(first) ? second.trim() : first;
+  const text = whole.replace(/\[type=.*| for '\/tmp.*/, "").trim();
+  return (text.endsWith("Error:") ? `${text} ${meta?.at ?? ""}` : text).slice(0, 120);
 }
 
 function describe(answer: Answer, learned: LearnedArchitecture): string {

@@ -1,9 +1,10 @@
+import type { KvCacheLayout } from "@kv/interface";
 import { KvError } from "@kv/interface";
 import TABLE from "./architectures.json" with { type: "json" };
 import { type ConfigFields, isRecord, OTHER_WAYS } from "./config-fields.js";
 import { type AttentionRule, dense } from "./families/attention.js";
 import { compressedLatents } from "./families/compressed-latents.js";
-import { latents, sparseLatents } from "./families/latents.js";
+import { doubleLatents, latents, typedIndexers } from "./families/latents.js";
 import { falconH1, graniteHybrid, nemotronH, zamba2 } from "./families/mamba2-hybrids.js";
 import {
   deltaNets,
@@ -12,6 +13,7 @@ import {
   mamba1State,
   mamba2State,
   mambaOnly,
+  olmoHybrid,
   shortConvolutions,
 } from "./families/state-hybrids.js";
 import {
@@ -27,10 +29,12 @@ import type { Family } from "./model-draft.js";
 /** The arithmetic of layers, by the name that the table gives it. */
 export const RULES: Readonly<Record<string, Family>> = {
   latents,
-  sparseLatents,
+  doubleLatents,
+  typedIndexers,
   compressedLatents,
   deltaNets,
   kimiDeltas,
+  olmoHybrid,
   nemotronH,
   falconH1,
   graniteHybrid,
@@ -57,6 +61,8 @@ export interface LearnedArchitecture {
   /** What stands before the names of the rule's caches. */
   readonly prefix?: string;
   readonly attention?: AttentionRule;
+  /** The backends' first choice, where it is not the rule's. */
+  readonly layout?: KvCacheLayout;
   /** Values of fields with which vLLM was asked; others are refused. Null: the field is missing. */
   readonly only?: Readonly<Record<string, readonly unknown[]>>;
   /** Fields that vLLM needs, and fields in which it refuses an explicit null. */
@@ -92,8 +98,22 @@ export function familyOfRule({ rule, attention }: LearnedArchitecture): Family {
   return family;
 }
 
-/** Where a multimodal config keeps its language model's fields. */
-export const TEXT_FIELDS = ["text_config", "llm_config", "language_config"] as const;
+/** Where a multimodal config keeps its language model's fields, or the part that does. */
+const TEXT_FIELDS = ["text_config", "llm_config", "language_config", "thinker_config"];
+
+/** The parts of a config from the whole to its language model. */
+export function partsOf(config: Readonly<Record<string, unknown>>, path = ""): readonly Part[] {
+  const field = TEXT_FIELDS.find((name) => isRecord(config[name]));
+  const inner = field === undefined ? undefined : config[field];
+  const own = { path, fields: config };
+  return isRecord(inner) ? [own, ...partsOf(inner, `${path}${field}.`)] : [own];
+}
+
+export interface Part {
+  /** Place in the file, ending with a dot, or "". */
+  readonly path: string;
+  readonly fields: Readonly<Record<string, unknown>>;
+}
 
 /**
  * @throws `KV_PLAN_UNSUPPORTED` for a config without a known architecture, with what would help.
@@ -105,7 +125,6 @@ export function architectureOf(
 ): {
   readonly architecture: string;
   readonly learned: LearnedArchitecture;
-  readonly textField: string | undefined;
 } {
   const said = config.value("architectures");
   const architecture = Array.isArray(said)
@@ -115,9 +134,8 @@ export function architectureOf(
     throw new KvError("KV_PLAN_UNSUPPORTED", `${name}: architectures is missing`, {
       hint: "give the config.json of a decoder model from Hugging Face: it names the model's class",
     });
-  const textField = TEXT_FIELDS.find((field) => isRecord(config.value(field)));
   const learned = given ?? own(ARCHITECTURES.architectures, architecture);
-  if (learned !== undefined) return { architecture, learned, textField };
+  if (learned !== undefined) return { architecture, learned };
   throw new KvError("KV_PLAN_UNSUPPORTED", `${name}: ${whyNot(architecture, config)}`, {
     hint: OTHER_WAYS,
     details: { architecture },

@@ -5,6 +5,8 @@ import {
   architectureOf,
   familyOfRule,
   type LearnedArchitecture,
+  type Part,
+  partsOf,
 } from "./architectures.js";
 import { blockSizesOf, layersOf } from "./block-sizes.js";
 import { modelDtypeOf, refuseQuantization, resolvedCacheDtype } from "./cache-dtype.js";
@@ -73,9 +75,11 @@ export function learnedCaches(
       hint: "give the config.json of a decoder model from Hugging Face",
     });
   const outer = new ConfigFields(name, config);
-  const { architecture, textField, learned } = architectureOf(name, outer, given);
+  const { architecture, learned } = architectureOf(name, outer, given);
   const family = familyOfRule(learned);
-  const inner = textField === undefined ? outer : (outer.object(textField) ?? outer);
+  const parts = partsOf(config);
+  const { path, fields } = parts.at(-1) as Part;
+  const inner = path === "" ? outer : new ConfigFields(name, fields, path);
   const assumed: string[] = [];
   refuseQuantization(name, ARCHITECTURES.quantizations, outer, inner);
   const context: ModelContext = {
@@ -91,7 +95,8 @@ export function learnedCaches(
     stateDtype: settings.stateDtype ?? "auto",
     prefixCaching: settings.prefixCaching ?? true,
   };
-  for (const tower of TOWERS) divideTower(context, outer.value(tower));
+  inner.ignore(...TOWERS);
+  for (const part of parts) for (const tower of TOWERS) divideTower(context, part.fields[tower]);
   if (learned.tp?.includes(settings.tpSize) === false)
     throw inner.unknownValue("TP", settings.tpSize, `${learned.tp.join(", ")} are known`);
   refuseUnlearned(inner, learned);
@@ -101,7 +106,7 @@ export function learnedCaches(
   return cachesOfDraft(context, draft, {
     family: family.name,
     blockSize: settings.blockSize,
-    layout: settings.layout,
+    layout: settings.layout ?? learned.layout,
     maxTokens: maxTokensOf(inner),
   });
 }
@@ -123,7 +128,7 @@ function refuseUnlearned(fields: ConfigFields, learned: LearnedArchitecture): vo
     if (fields.kindOf(field) === "null")
       throw fields.unknownValue(field, null, "vLLM refuses a null there");
   for (const field of needs)
-    if (fields.value(field) === undefined)
+    if (fields.kindOf(field) === null)
       throw fields.unknownValue(field, null, "vLLM refuses the model without it");
   for (const [field, values] of Object.entries(only)) {
     const value = fields.kindOf(field);

@@ -1,4 +1,4 @@
-import { TEXT_FIELDS } from "../model/architectures.js";
+import { partsOf } from "../model/architectures.js";
 import { isRecord } from "../model/config-fields.js";
 
 /** Bytes of a parameter by the method of `quantization_config`. 4 bits have scales beside them. */
@@ -17,7 +17,7 @@ export function estimateWeights(
   config: unknown,
 ): { readonly bytes: number; readonly expertShare: number } | undefined {
   if (!isRecord(config)) return undefined;
-  const inner = TEXT_FIELDS.map((field) => config[field]).find(isRecord) ?? config;
+  const inner = partsOf(config).at(-1)?.fields ?? config;
   const first = (...names: readonly string[]): number => {
     const found = names.map((name) => inner[name]).find((value) => typeof value === "number");
     return typeof found === "number" ? found : 0;

@@ -1,6 +1,7 @@
 import { KvError } from "@kv/interface";
 import { elementsOf } from "../cache-dtype.js";
 import type { AttentionSpec } from "../cache-spec.js";
+import type { ConfigFields } from "../config-fields.js";
 import {
   divided,
   type Family,
@@ -128,6 +129,8 @@ export interface AttentionRule {
   readonly window?: number;
   /** One KV head where `multi_query` says so. */
   readonly multiQuery?: boolean;
+  /** Latents are not kept: each head has its K and V, both of K's size. */
+  readonly expanded?: boolean;
   /** A head is `hidden_size / num_attention_heads`, whatever else the config says. */
   readonly equalHeads?: boolean;
   /** vLLM's class keeps the model's type, whatever `--kv-cache-dtype` says. */
@@ -144,12 +147,13 @@ export function dense(rule: AttentionRule): Family {
   return {
     name: windows === "types" || every !== undefined ? "attention with windows" : "dense attention",
     read(context): ModelDraft {
-      const shape = shapeOf(
+      const { fields } = context;
+      const read = shapeOf(
         context,
         rule.multiQuery === true ? multiQueryHeads : undefined,
         rule.equalHeads,
       );
-      const { fields } = context;
+      const shape = rule.expanded === true ? expanded(fields, read) : read;
       const borrowed = shared && (fields.optionalCount(shared[0]) ?? shared[1]);
       const without = borrowed !== undefined && borrowed < shape.layers ? borrowed : 0;
       const windowOf = windowsOf(context, rule, shape.layers);
@@ -207,6 +211,11 @@ export function windowsOf(
     );
   if (types === undefined) return () => (windows === "model" ? window : undefined);
   return (layer) => (types[layer] === "sliding_attention" ? window : undefined);
+}
+
+function expanded<T extends HeadShape>(fields: ConfigFields, shape: T): T {
+  const headSize = fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim");
+  return { ...shape, kvHeads: shape.heads, headSize };
 }
 
 /** One KV head where `multi_query` says so and no new decoder says otherwise. */

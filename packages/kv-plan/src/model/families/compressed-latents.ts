@@ -39,14 +39,6 @@ export const compressedLatents: Family = {
       throw fields.unknownValue("model_type", type, "vLLM 0.33 loads DeepSeek V4 as deepseek_v4");
     const layers = fields.layers("num_hidden_layers");
     divided(context, fields.count("num_attention_heads"), "attention heads");
-    fields.ignore(
-      "num_key_value_heads",
-      "index_n_heads",
-      "index_topk",
-      "q_lora_rank",
-      "o_lora_rank",
-    );
-    fields.ignore("o_groups", "qk_rope_head_dim", "layer_types");
     const ratios = ratiosOf(context, layers);
     if (context.cacheDtype !== "auto" && !context.cacheDtype.startsWith("fp8"))
       throw fields.unknownValue(
@@ -54,11 +46,8 @@ export const compressedLatents: Family = {
         context.cacheDtype,
         "DeepSeek V4 keeps its latents as FP8 with scales (fp8_ds_mla)",
       );
-    const headSize = fields.count("head_dim");
-    if (headSize !== 512)
-      throw fields.unknownValue("head_dim", headSize, "latents of 512 elements are known");
     const sizes = {
-      headSize,
+      headSize: fields.count("head_dim"),
       indexSize: fields.count("index_head_dim"),
       window: fields.count("sliding_window"),
     };

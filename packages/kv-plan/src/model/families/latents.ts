@@ -14,6 +14,7 @@ import {
 const PACKED_LATENT_BYTES = 656;
 /** Kernel block of sparse MLA, its indexer, and dense MLA with FP8 latents. */
 const MLA_KERNEL_TOKENS = 64;
+const LAYERS = ["num_hidden_layers", "num_layers"];
 const LAYER_NAME = "model.layers.*.self_attn.attn";
 
 /** Elements of an indexer's key that share a scale. */
@@ -60,13 +61,12 @@ export function denseLatentSpec(
   };
 }
 
-/** Multi-head latent attention (DeepSeek V2, V3, R1; Kimi K2). */
-export const latents: Family = {
-  name: "multi-head latent attention",
+const latentsOf = (name: string, caches: readonly string[]): Family => ({
+  name,
   read(context): ModelDraft {
     const { fields } = context;
     if (fields.has("index_topk")) return sparse(context);
-    const layers = fields.layers("num_hidden_layers");
+    const layers = fields.layers(LAYERS);
     divided(context, fields.count("num_attention_heads"), "attention heads");
     const spec = denseLatentSpec(context, latentSize(fields));
     return {
@@ -74,20 +74,37 @@ export const latents: Family = {
       numKvHeads: 1,
       backends: [denseMlaBackend(context)],
       layout: "LBNHC",
-      layers: layersOf(layers, () => ({ [LAYER_NAME]: spec })),
+      layers: layersOf(layers, () => Object.fromEntries(caches.map((cache) => [cache, spec]))),
     };
+  },
+});
+
+/** Multi-head latent attention (DeepSeek V2, V3, R1; Kimi K2). */
+export const latents = latentsOf("multi-head latent attention", [LAYER_NAME]);
+
+/** Two attentions in each layer. */
+export const doubleLatents = latentsOf("LongCat Flash", [
+  "model.layers.*.self_attn.0.attn",
+  "model.layers.*.self_attn.1.attn",
+]);
+
+/** Layers say of themselves whether they have their own indexer. */
+export const typedIndexers: Family = {
+  name: "Hunyuan V4",
+  read(context) {
+    const { fields } = context;
+    const types = fields.perLayer<string>("indexer_types", "string", fields.layers(LAYERS));
+    return sparse(context, (layer) => types?.[layer] !== "shared");
   },
 };
 
 /** Sparse MLA: an indexer's keys beside each layer's latents (DeepSeek V3.2, GLM 5). */
-export const sparseLatents: Family = {
-  name: "sparse latent attention",
-  read: sparse,
-};
-
-function sparse(context: ModelContext): ModelDraft {
+function sparse(
+  context: ModelContext,
+  leads = leadersOf(context.fields, context.fields.layers(LAYERS)),
+): ModelDraft {
   const { fields } = context;
-  const layers = fields.layers("num_hidden_layers");
+  const layers = fields.layers(LAYERS);
   divided(context, fields.count("num_attention_heads"), "attention heads");
   fields.ignore("index_n_heads", "index_topk", "layer_types");
   const headSize = latentSize(fields);
@@ -115,7 +132,6 @@ function sparse(context: ModelContext): ModelDraft {
       ? { contentBytes: PACKED_LATENT_BYTES, kernelBlock: MLA_KERNEL_TOKENS }
       : { strideAlignment: headSize * (plain.dtype === "uint8" ? 1 : 2) }),
   };
-  const leads = leadersOf(fields, layers);
   return {
     numLayers: layers,
     numKvHeads: 1,

@@ -15,7 +15,7 @@ export const nemotronH: Family = {
       kernel: fields.count(["mamba_d_conv", "conv_kernel"]),
       dtype: recurrentDtype(context, "mamba_ssm_cache_dtype", "float32"),
     });
-    fields.ignore("expand", "mamba_expand", "layer_types", "attention_head_dim");
+    fields.ignore("mamba_expand", "layer_types", "attention_head_dim");
     const kinds = { M: ["state"], "*": ["attention"], "-": [], E: [] } as const;
     // The pattern counts the layers, whatever num_hidden_layers says.
     return hybrid(context, letters.length, (layer) => kinds[letters[layer] ?? "-"], {
@@ -142,13 +142,8 @@ export const zamba2: Family = {
     const inner = fields.count("mamba_expand", 2) * hidden;
     const heads = fields.count(["n_mamba_heads"]);
     fields.ignore("attention_head_dim", "attention_hidden_size", "mamba_headdim");
-    fields.ignore(
-      "num_query_groups",
-      "kv_channels",
-      "use_shared_attention_adapter",
-      "use_conv_bias",
-    );
-    fields.ignore("use_shared_mlp_adapter", "mamba_dt_rank", "head_dim", "num_mem_blocks");
+    fields.ignore("num_query_groups", "kv_channels", "use_shared_attention_adapter");
+    fields.ignore("use_shared_mlp_adapter", "head_dim");
     const state = mamba2(context, {
       heads,
       inner,

@@ -168,9 +168,9 @@ export function kindOfType(
   );
 }
 
-/** Gated delta nets with some full layers (Qwen3-Next, Qwen3.5). */
-export const deltaNets: Family = {
-  name: "Qwen3-Next, Qwen3.5",
+/** Gated delta nets with some full layers. `checkpoints`: a prefill fills blocks with states. */
+const deltaNetsOf = (name: string, checkpoints: boolean): Family => ({
+  name,
   read(context) {
     const { fields } = context;
     const layers = fields.layers("num_hidden_layers");
@@ -183,14 +183,17 @@ export const deltaNets: Family = {
     return hybrid(context, layers, (layer) => [kindOfType(context, "layer_types", types[layer])], {
       state: {
         ...gatedDeltaNet(context, recurrentDtype(context, "mamba_ssm_dtype", context.modelDtype)),
-        checkpointBlocks: 1,
+        ...(checkpoints ? { checkpointBlocks: 1 } : {}),
       },
       attentionName: "model.layers.*.self_attn.attn",
       stateName: "model.layers.*.linear_attn",
-      stateAlignment: GDN_CHECKPOINT_TOKENS,
+      ...(checkpoints ? { stateAlignment: GDN_CHECKPOINT_TOKENS } : {}),
     });
   },
-};
+});
+
+export const deltaNets = deltaNetsOf("Qwen3-Next, Qwen3.5", true);
+export const olmoHybrid = deltaNetsOf("OLMo Hybrid", false);
 
 /** Kimi delta attention, with latents in some layers (Kimi K3, Kimi Linear). */
 export const kimiDeltas: Family = {
@@ -205,8 +208,8 @@ export const kimiDeltas: Family = {
     const deltas = linear.value("kda_layers");
     if (!Array.isArray(deltas))
       throw linear.unknownValue("kda_layers", deltas, "a list of layers is needed");
-    linear.ignore("full_attn_layers", "gate_lower_bound", "use_full_rank_gate");
-    fields.ignore("mla_use_nope", "mla_use_output_gate");
+    linear.ignore("full_attn_layers");
+    fields.ignore("mla_use_nope");
     const size = latentSize(fields);
     const latent = denseLatentSpec(context, size);
     const [heads, headSize] = [linear.count("num_heads"), linear.count("head_dim")];
@@ -275,7 +278,7 @@ export const shortConvolutions: Family = {
       types === undefined
         ? !Array.isArray(full) || full.includes(layer)
         : kindOfType(context, "layer_types", types[layer]) === "attention";
-    fields.ignore("conv_dim_out", "block_dim", "num_heads");
+    fields.ignore("num_heads");
     const channels = fields.optionalCount("conv_dim") ?? fields.count("hidden_size");
     return hybrid(context, layers, (layer) => [isFull(layer) ? "attention" : "state"], {
       state: {
@@ -313,7 +316,7 @@ export const mambaOnly = (family: string, stateOf: (context: ModelContext) => St
 
 export function mamba1State(context: ModelContext): State {
   const { fields } = context;
-  fields.ignore("expand", "time_step_rank", "use_conv_bias", "layer_types", "d_inner", "conv_bias");
+  fields.ignore("layer_types");
   return mamba1(
     context,
     fields.count(
@@ -328,7 +331,7 @@ export function mamba1State(context: ModelContext): State {
 
 export function mamba2State(context: ModelContext): State {
   const { fields } = context;
-  fields.ignore("time_step_rank", "use_conv_bias", "layer_types", "intermediate_size");
+  fields.ignore("layer_types");
   return mamba2(context, {
     heads: fields.count("num_heads"),
     headSize: fields.count("head_dim"),

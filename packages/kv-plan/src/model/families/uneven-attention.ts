@@ -243,14 +243,14 @@ export const whisper: Family = {
     divided(context, fields.count("encoder_attention_heads"), "attention heads");
     divided(context, heads, "attention heads");
     const shape = { kvHeads: heads, headSize: fields.count("d_model") / heads };
-    fields.ignore("num_hidden_layers", "encoder_layers", "encoder_ffn_dim", "decoder_ffn_dim");
+    fields.ignore("encoder_layers", "encoder_ffn_dim", "decoder_ffn_dim");
     fields.ignore(
       "encoder_layerdrop",
       "decoder_layerdrop",
       "decoder_start_token_id",
       "forced_decoder_ids",
     );
-    fields.ignore("num_attention_heads", "scale_embedding");
+    fields.ignore("num_attention_heads");
     return {
       numLayers: layers,
       numKvHeads: heads,
