@@ -162,3 +162,31 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     matches: (input) => input["is_mla"] !== true && hasOneHead(input) && canBeCut(input),
   },
 ];
+
+/** Why a case that vLLM's function takes is refused here. It counts as passed. */
+export const STRICTER_RULES: readonly BeyondRule[] = [
+  {
+    name: "states-larger-than-blocks",
+    family: "descs",
+    refusal: /a state of .* bytes is larger than a logical block's/,
+    reason:
+      "vLLM's function gives descriptors that reach into other blocks; no engine has such memory",
+    matches: (input) =>
+      ["local", "remote"].some((side) => {
+        const strides = input[`${side}_block_strides`] as readonly number[];
+        return (
+          stateBytes(input, side) > Math.min(...strides) * number(input, PER_LOGICAL[side] ?? "")
+        );
+      }),
+  },
+];
+
+const PER_LOGICAL: Readonly<Record<string, string>> = { local: "ppl", remote: "remote_ppl" };
+
+/** The convolution of a rank is its share of the model's. */
+function stateBytes(input: Input, side: string): number {
+  const [convBytes = 0, recurrentBytes = 0] = input["remote_ssm_sizes"] as readonly number[];
+  if (side === "remote") return convBytes + recurrentBytes;
+  const ofModel = convBytes * number(input, "remote_tp_size");
+  return ofModel / number(input, "tp_size") + number(input, "local_ssm_bytes");
+}

@@ -28,11 +28,17 @@ function count(where: string, outcome: Outcome): void {
     refused += 1;
     if (showsRefused) console.log(`refused  ${where}: ${outcome.refused}`);
   }
-  if (outcome.kind === "beyond") rules.set(outcome.rule, (rules.get(outcome.rule) ?? 0) + 1);
+  if (outcome.kind === "beyond") countRule(`beyond, by rule ${outcome.rule}`);
+  if (outcome.kind === "passed" && outcome.stricter !== undefined)
+    countRule(`passed as refused here, by rule ${outcome.stricter}`);
   if (outcome.kind === "failed" && counts.failed <= SHOWN_FAILURES)
     console.log(`FAIL  ${where}: ${outcome.reason}`);
   if (outcome.kind === "failed" && counts.failed === SHOWN_FAILURES + 1)
     console.log("FAIL  … more are only counted");
+}
+
+function countRule(rule: string): void {
+  rules.set(rule, (rules.get(rule) ?? 0) + 1);
 }
 
 function replayFile(path: string, only: readonly Selection[]): void {
@@ -94,7 +100,7 @@ function main(): void {
   showsRefused = values.refused;
   for (const path of positionals) replayFile(path, only);
   for (const folder of values.wire) replayWire(folder, count);
-  for (const [rule, number] of rules) console.log(`beyond, by rule ${rule}: ${number}`);
+  for (const [rule, number] of rules) console.log(`${rule}: ${number}`);
   if (counts.beyond > 0) console.log(`${counts.beyond} beyond`);
   if (models > 0)
     console.log(

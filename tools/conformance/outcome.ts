@@ -1,5 +1,5 @@
 import { KvError } from "@kv/interface";
-import { BEYOND_RULES } from "./beyond.js";
+import { BEYOND_RULES, STRICTER_RULES } from "./beyond.js";
 
 /** A line of a vector file. */
 export interface VectorCase {
@@ -12,7 +12,7 @@ export interface VectorCase {
 export type Replay = (input: VectorCase["in"], expected: unknown) => unknown;
 
 export type Outcome =
-  | { readonly kind: "passed"; readonly refused?: string }
+  | { readonly kind: "passed"; readonly refused?: string; readonly stricter?: string }
   | { readonly kind: "beyond"; readonly rule: string }
   | { readonly kind: "failed"; readonly reason: string };
 
@@ -26,6 +26,10 @@ export function judge(family: string, replay: Replay, vector: VectorCase): Outco
   } catch (error) {
     if (!KvError.is(error)) return { kind: "failed", reason: describe(error) };
     if (vector.error !== undefined) return { kind: "passed" };
+    const rule = STRICTER_RULES.find((one) => {
+      return one.family === family && one.refusal.test(error.message) && one.matches(vector.in);
+    });
+    if (rule !== undefined) return { kind: "passed", stricter: rule.name };
     return { kind: "failed", reason: `vLLM works, we refuse with ${error.code}: ${error.message}` };
   }
   if (vector.error !== undefined) {
