@@ -1,12 +1,11 @@
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { mkdtemp, rm } from "node:fs/promises";
-import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 import { bundled } from "@kv/testing/node-programs";
-import { expect } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { expect, onTestFinished } from "vitest";
 
 const CHILD = fileURLToPath(new URL("children/put-blocks.ts", import.meta.url));
 /**
@@ -42,20 +41,16 @@ async function life(path: string, seed: number, livesMs: number) {
  * nothing that is torn.
  */
 export async function killPools(kills: number, objectStore?: string): Promise<void> {
-  const folder = await mkdtemp(join(tmpdir(), "kv-pool-killed-"));
-  try {
-    let before = { kept: new Set<string>(), mayHide: 0 };
-    let checked = 0;
-    for (let kill = 0; kill <= kills; kill += 1) {
-      const path = objectStore ?? join(folder, "blocks");
-      const { found, ...after } = await life(path, kill, (kill * 37) % 211);
-      const lost = [...before.kept].filter((name) => !found.has(name));
-      expect(lost.slice(before.mayHide), `kill ${kill}`).toEqual([]);
-      checked += before.kept.size;
-      before = after;
-    }
-    expect(checked).toBeGreaterThan(kills);
-  } finally {
-    await rm(folder, { recursive: true });
+  const folder = scratchFolder(onTestFinished);
+  let before = { kept: new Set<string>(), mayHide: 0 };
+  let checked = 0;
+  for (let kill = 0; kill <= kills; kill += 1) {
+    const path = objectStore ?? join(folder, "blocks");
+    const { found, ...after } = await life(path, kill, (kill * 37) % 211);
+    const lost = [...before.kept].filter((name) => !found.has(name));
+    expect(lost.slice(before.mayHide), `kill ${kill}`).toEqual([]);
+    checked += before.kept.size;
+    before = after;
   }
+  expect(checked).toBeGreaterThan(kills);
 }

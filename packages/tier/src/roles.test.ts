@@ -26,7 +26,7 @@ function heldTransfer() {
   return { transfer: { done, released } satisfies Transfer, end, release, fail };
 }
 
-function server(given: { maxPinnedBlocks?: number } = {}) {
+function server(maxPinnedBlocks = 10) {
   const clock = manualClock();
   const sent: TierMessage[] = [];
   const pinned = new Set<number>();
@@ -46,7 +46,7 @@ function server(given: { maxPinnedBlocks?: number } = {}) {
     },
     clock,
     log: silentLog,
-    maxPinnedBlocks: given.maxPinnedBlocks ?? 10,
+    maxPinnedBlocks,
     peerBlocks: () => 8,
     send: (message) => sent.push(message),
     write: (_slots, _indexes, signal) => {
@@ -54,26 +54,25 @@ function server(given: { maxPinnedBlocks?: number } = {}) {
       return held.transfer;
     },
   });
-  const lookup = (round = 0) =>
-    role.lookup({ type: "lookup", kv_request_id: "r", keys: KEYS, round_seq: round });
-  const fetch = (round = 0, indexes = [3, 4]) =>
-    role.fetch({
-      type: "fetch",
-      kv_request_id: "r",
-      keys: KEYS,
-      block_indexes: indexes,
-      round_seq: round,
-    });
-  const abort = (round = 0) =>
-    role.abort({ type: "abort_fetch", kv_request_id: "r", round_seq: round });
-  const setPin = (given: typeof pin) => {
-    pin = given;
+  const round = { kv_request_id: "r", keys: KEYS, round_seq: 0 };
+  const lookup = () => role.lookup({ type: "lookup", ...round });
+  const fetch = (block_indexes = [3, 4]) => role.fetch({ type: "fetch", ...round, block_indexes });
+  const abort = () => role.abort({ type: "abort_fetch", ...round });
+  /** The store answers a look-up when the returned function is called. */
+  const holdPin = () => {
+    let resolve: (slots: number[]) => void = () => {};
+    pin = () => new Promise((resolved) => (resolve = resolved));
+    return (...slots: number[]) => {
+      for (const slot of slots) pinned.add(slot);
+      resolve(slots);
+    };
   };
-  return { clock, sent, pinned, held, signals, role, lookup, fetch, abort, setPin };
+  const types = () => sent.map(({ type }) => type);
+  return { clock, sent, types, pinned, held, signals, role, lookup, fetch, abort, holdPin };
 }
 
 it("gives found blocks back when nobody fetches them for 30 s", async () => {
-  const { clock, pinned, role, lookup, fetch, sent } = server();
+  const { clock, pinned, role, lookup, fetch, types } = server();
   await lookup();
   expect(pinned.size).toBe(2);
   clock.advance(29_999);
@@ -84,18 +83,12 @@ it("gives found blocks back when nobody fetches them for 30 s", async () => {
   expect(clock.pending()).toBe(0);
   void fetch();
   await flush();
-  expect(sent.map(({ type }) => type)).toEqual(["lookup_resp"]);
+  expect(types()).toEqual(["lookup_resp"]);
 });
 
 it("answers a look-up that the store does not settle in 5 s with misses", async () => {
-  const { clock, sent, lookup, setPin, role, pinned } = server();
-  let resolve: (slots: number[]) => void = () => {};
-  setPin(
-    () =>
-      new Promise((resolved) => {
-        resolve = resolved;
-      }),
-  );
+  const { clock, sent, lookup, holdPin, role, pinned } = server();
+  const found = holdPin();
   void lookup();
   await flush();
   clock.advance(5_000);
@@ -103,34 +96,26 @@ it("answers a look-up that the store does not settle in 5 s with misses", async 
   expect(sent).toEqual([expect.objectContaining({ type: "lookup_resp", hits: [false, false] })]);
   // They count until the store has answered.
   expect(role.pinnedBlocks).toBe(2);
-  pinned.add(1);
-  resolve([1]);
+  found(1);
   await flush();
   expect(role.pinnedBlocks).toBe(0);
   expect(pinned.size).toBe(0);
 });
 
 it("gives back what the store finds after the round has ended", async () => {
-  const { abort, lookup, setPin, pinned, sent } = server();
-  let resolve: (slots: number[]) => void = () => {};
-  setPin(
-    () =>
-      new Promise((resolved) => {
-        resolve = resolved;
-      }),
-  );
+  const { abort, lookup, holdPin, pinned, types } = server();
+  const found = holdPin();
   void lookup();
   await flush();
   abort();
-  pinned.add(1).add(2);
-  resolve([1, 2]);
+  found(1, 2);
   await flush();
   expect(pinned.size).toBe(0);
-  expect(sent.map(({ type }) => type)).toEqual(["abort_ack"]);
+  expect(types()).toEqual(["abort_ack"]);
 });
 
 it("acknowledges an abort only when the WRITE has been released, and keeps the blocks until then", async () => {
-  const { abort, fetch, lookup, held, pinned, sent, signals } = server();
+  const { abort, fetch, lookup, held, pinned, types, signals } = server();
   await lookup();
   void fetch();
   await flush();
@@ -138,11 +123,11 @@ it("acknowledges an abort only when the WRITE has been released, and keeps the b
   expect(signals[0]?.aborted).toBe(true);
   held.fail(new Error("aborted"));
   await flush();
-  expect(sent.map(({ type }) => type)).toEqual(["lookup_resp"]);
+  expect(types()).toEqual(["lookup_resp"]);
   expect(pinned.size).toBe(2);
   held.release();
   await flush();
-  expect(sent.map(({ type }) => type)).toEqual(["lookup_resp", "abort_ack"]);
+  expect(types()).toEqual(["lookup_resp", "abort_ack"]);
   expect(pinned.size).toBe(0);
 });
 
@@ -176,7 +161,7 @@ it("closes only when no WRITE reads a block any more", async () => {
 });
 
 it("finds no more blocks than a peer may pin", async () => {
-  const { lookup, sent } = server({ maxPinnedBlocks: 1 });
+  const { lookup, sent } = server(1);
   await lookup();
   expect(sent).toEqual([expect.objectContaining({ hits: [true, false] })]);
 });
@@ -186,7 +171,7 @@ it.each([
   ["named twice", [3, 3]],
 ])("refuses a fetch with a block %s", async (_, indexes) => {
   const { fetch, role } = server();
-  await expect(fetch(0, indexes)).rejects.toMatchObject({ code: "KV_WIRE_MALFORMED" });
+  await expect(fetch(indexes)).rejects.toMatchObject({ code: "KV_WIRE_MALFORMED" });
   expect(role.isIdle).toBe(true);
 });
 

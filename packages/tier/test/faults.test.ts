@@ -1,102 +1,13 @@
-import { encodeMsgpack } from "@kv/protocol";
-import { type ZmqConnection, zmqSideChannel } from "@kv/side-channel";
 import { manualClock } from "@kv/testing/manual-clock";
-import { memoryNetwork, memoryTransport } from "@kv/transport-memory";
-import { afterEach, describe, expect, it, vi } from "vitest";
-import { decodeMessage, type TierMessage } from "../src/messages.js";
-import { BLOCK_BYTES, keyOf, NAMESPACE, openMember, readFills } from "./members.js";
+import { describe, expect, it, vi } from "vitest";
+import { BLOCK_BYTES, keyOf, type Member, type Peer, readFills, tierScene } from "./members.js";
 
 // A peer that ends, repeats itself, says nothing or does not read, in each phase of a session.
 
 /** A WRITE of a block takes a quarter of a second. */
-const network = memoryNetwork({
+const { member, peer } = tierScene({
   latency: { latencyMs: 1, jitterMs: 0, bytesPerMs: BLOCK_BYTES / 250, minPieces: 4, lingerMs: 1 },
 });
-const open: { close(): Promise<void> }[] = [];
-let hosts = 0;
-
-async function member(options: Parameters<typeof openMember>[3] = {}) {
-  hosts += 1;
-  const opened = await openMember(network, `host-${hosts}`, 10, options);
-  open.push(opened);
-  return opened;
-}
-
-afterEach(async () => {
-  for (const { close } of open.splice(0).reverse()) await close();
-  expect(Object.values(network.outstanding()).reduce((sum, held) => sum + held, 0)).toBe(0);
-});
-
-/** A peer with memory of its own, which says what a test tells it to. */
-async function peer(given: { answer?: () => Promise<undefined> | undefined } = {}) {
-  hosts += 1;
-  const transport = memoryTransport({ network, host: `peer-${hosts}` });
-  const agent = await transport.createAgent();
-  const memory = transport.allocate(4 * BLOCK_BYTES);
-  const registration = await agent.register(memory);
-  const sideChannel = zmqSideChannel({ maxRequestBytes: 8 * 2 ** 20 });
-  const received: TierMessage[] = [];
-  const listener = await sideChannel.listen({
-    host: "127.0.0.1",
-    port: 0,
-    answer: ([bytes]) => {
-      if (bytes !== undefined) received.push(decodeMessage(bytes));
-      return given.answer?.();
-    },
-  });
-  const peerId = `127.0.0.1:${listener.port}`;
-  let dialed: ZmqConnection | undefined;
-  open.push({
-    async close() {
-      dialed?.close();
-      await sideChannel.close();
-      await registration.close();
-      await agent.close();
-      memory.close();
-      await transport.close();
-    },
-  });
-  const send = (message: object) => dialed?.send([encodeMsgpack(message)]);
-  const metadata = await agent.localMetadata();
-  return {
-    peerId,
-    send,
-    types: () => received.map(({ type }) => type),
-    /** Waits for a message. */
-    async got<Type extends TierMessage["type"]>(type: Type) {
-      const found = () => received.find((message) => message.type === type);
-      await vi.waitFor(() => expect(found()).toBeDefined(), { timeout: 5000 });
-      return found() as Extract<TierMessage, { type: Type }>;
-    },
-    async dial(to: string): Promise<void> {
-      const [host = "", port] = to.split(":");
-      dialed = sideChannel.dial({ host, port: Number(port), identity: peerId });
-      const connection = dialed;
-      await new Promise<void>((resolve) => {
-        connection.onEstablished = resolve;
-      });
-    },
-    connect: () =>
-      send({
-        type: "connect",
-        peer_id: peerId,
-        agent_metadata: metadata,
-        base_addr: memory.address,
-        num_blocks: 4,
-        block_len: BLOCK_BYTES,
-        config_fingerprint: NAMESPACE.fingerprint,
-        hash_seed: NAMESPACE.hashSeed,
-      }),
-    end(how: "politely" | "by force"): void {
-      if (how === "politely") send({ type: "disconnect" });
-      else void Promise.all([dialed?.close(), sideChannel.close()]);
-    },
-    memory,
-  };
-}
-
-type Peer = Awaited<ReturnType<typeof peer>>;
-type Member = Awaited<ReturnType<typeof member>>;
 
 const LOOKUP = { type: "lookup", kv_request_id: "r", keys: [keyOf("x")], round_seq: 0 };
 const FETCH = {
@@ -157,7 +68,7 @@ describe.each(["politely", "by force"] as const)("a peer that ends %s", (how) =>
   });
 
   it.each(Object.entries(SERVER_PHASES))("%s: the read of it is rejected", async (_, phase) => {
-    const one = await member({ landingBlocks: 1 });
+    const one = await member(10, { landingBlocks: 1 });
     const server = await peer();
     const read = readFills(one.tier, server.peerId, ["x"]);
     const rejected = expect(read).rejects.toMatchObject({ code: "KV_PEER_DISCONNECTED" });
@@ -212,7 +123,7 @@ describe("a message that comes twice", () => {
 describe("a message that is lost", () => {
   it("the acknowledgement of a handshake: the read is rejected after 30 s", async () => {
     const clock = manualClock();
-    const one = await member({ clock });
+    const one = await member(10, { clock });
     const server = await peer();
     const read = readFills(one.tier, server.peerId, ["x"]);
     const rejected = expect(read).rejects.toMatchObject({ code: "KV_PEER_DISCONNECTED" });
@@ -226,7 +137,7 @@ describe("a message that is lost", () => {
 });
 
 it("a peer that says that it has a block, and has not: the read is rejected, the session stays", async () => {
-  const one = await member({ landingBlocks: 1 });
+  const one = await member(10, { landingBlocks: 1 });
   const server = await peer();
   const read = readFills(one.tier, server.peerId, ["x"]);
   const rejected = expect(read).rejects.toMatchObject({ code: "KV_TRANSFER_FAILED" });

@@ -1,85 +1,26 @@
-import { KvError, type LogFields, silentLog } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import { encodeMsgpack } from "@kv/protocol";
 import { zmqSideChannel } from "@kv/side-channel";
-import { memoryNetwork } from "@kv/transport-memory";
-import { afterEach, expect, it, test, vi } from "vitest";
-import { decodeMessage, type TierMessage } from "../src/messages.js";
-import {
-  BLOCK_BYTES,
-  keyOf,
-  NAMESPACE,
-  type NamedBlocks,
-  openMember,
-  readFills,
-} from "./members.js";
+import { recordedLog } from "@kv/testing/recorded-log";
+import { expect, it, test, vi } from "vitest";
+import { BLOCK_BYTES, keyOf, readFills, tierScene } from "./members.js";
 
-const network = memoryNetwork();
-const open: { close(): Promise<void> }[] = [];
-const stores: NamedBlocks[] = [];
-let hosts = 0;
-
-async function member(fill = 0, options: Parameters<typeof openMember>[3] = {}) {
-  hosts += 1;
-  const opened = await openMember(network, `host-${hosts}`, fill, options);
-  open.push(opened);
-  stores.push(opened.store);
-  return opened;
-}
-
-afterEach(async () => {
-  for (const { close } of open.splice(0)) await close();
-  expect(Object.values(network.outstanding()).reduce((sum, held) => sum + held, 0)).toBe(0);
-  for (const { pinned } of stores.splice(0)) expect(pinned).toBe(0);
+const { member, peer } = tierScene();
+const slow = tierScene({
+  latency: {
+    latencyMs: 1,
+    jitterMs: 0,
+    bytesPerMs: BLOCK_BYTES / 100,
+    minPieces: 4,
+    lingerMs: 200,
+  },
 });
-
-/** A peer that says what a test tells it to. */
-async function rawPeer(to: string) {
-  const sideChannel = zmqSideChannel();
-  const received: TierMessage[] = [];
-  const listener = await sideChannel.listen({
-    host: "127.0.0.1",
-    port: 0,
-    answer: ([bytes]) => {
-      if (bytes !== undefined) received.push(decodeMessage(bytes));
-      return undefined;
-    },
-  });
-  const peerId = `127.0.0.1:${listener.port}`;
-  const [host = "", port] = to.split(":");
-  const dialed = sideChannel.dial({ host, port: Number(port), identity: peerId });
-  let isLost = false;
-  dialed.onLost = () => {
-    isLost = true;
-  };
-  await new Promise<void>((resolve) => {
-    dialed.onEstablished = resolve;
-  });
-  open.push({
-    async close() {
-      dialed.close();
-      await sideChannel.close();
-    },
-  });
-  return {
-    peerId,
-    received,
-    send: (message: object) => dialed.send([encodeMsgpack(message)]),
-    types: () => received.map(({ type }) => type),
-    isLost: () => isLost,
-  };
+/** A peer that has a connection to a member. */
+async function dialed(to: string) {
+  const stranger = await peer();
+  await stranger.dial(to);
+  return stranger;
 }
-
-const connectOf = (peerId: string, given: object = {}) => ({
-  type: "connect",
-  peer_id: peerId,
-  agent_metadata: new Uint8Array(16),
-  base_addr: 4096,
-  num_blocks: 4,
-  block_len: BLOCK_BYTES,
-  config_fingerprint: NAMESPACE.fingerprint,
-  hash_seed: "vllm",
-  ...given,
-});
 
 it("reads the blocks of a prefix up to the first that the peer lacks, in rounds of the landing blocks", async () => {
   const a = await member(10);
@@ -112,22 +53,20 @@ test.each([
   ["seed", { hashSeed: "0" }, "hash_seed"],
   ["length of blocks", { blockLengthBytes: 2048 }, "block_len"],
 ])("refuses a peer with another %s, and says which", async (_, options, field) => {
-  const warned = vi.fn();
-  const log = { ...silentLog, info: (_event: string, { error }: LogFields = {}) => warned(error) };
+  const { log, events } = recordedLog();
   const a = await member(0, { log });
   const b = await member(0, options);
   await expect(readFills(b.tier, a.tier.localId, ["x"])).rejects.toThrow(KvError);
-  expect(warned.mock.calls.flat().map(String).join()).toContain(field);
+  expect(events.map(({ fields }) => String(fields["error"])).join()).toContain(field);
   await vi.waitFor(() => expect(a.tier.peers).toEqual([]));
 });
 
 it("sends a stranger no metadata: not without a fingerprint, not with a wrong one", async () => {
   const a = await member();
   for (const given of [{ config_fingerprint: undefined }, { config_fingerprint: "x" }]) {
-    const stranger = await rawPeer(a.tier.localId);
-    stranger.send(connectOf(stranger.peerId, given));
-    await vi.waitFor(() => expect(stranger.types()).toContain("disconnect"));
-    expect(stranger.types()).toEqual(["disconnect"]);
+    const stranger = await dialed(a.tier.localId);
+    stranger.connect(given);
+    await vi.waitFor(() => expect(stranger.types()).toEqual(["disconnect"]));
   }
 });
 
@@ -138,15 +77,15 @@ it.each([
   ["an unknown message", { type: "fly" }],
 ])("ends the session at %s before the handshake", async (_, message) => {
   const a = await member();
-  const stranger = await rawPeer(a.tier.localId);
+  const stranger = await dialed(a.tier.localId);
   stranger.send(message);
   await vi.waitFor(() => expect(stranger.types()).toEqual(["disconnect"]));
 });
 
 it("refuses a peer that gives another name than its connection has", async () => {
   const a = await member();
-  const stranger = await rawPeer(a.tier.localId);
-  stranger.send(connectOf("127.0.0.1:9"));
+  const stranger = await dialed(a.tier.localId);
+  stranger.connect({ peer_id: "127.0.0.1:9" });
   await vi.waitFor(() => expect(stranger.types()).toEqual(["disconnect"]));
 });
 
@@ -203,18 +142,8 @@ it("rejects a read when the peer ends, politely or not, and connects again later
 });
 
 it("reuses no block of an aborted fetch before the peer has acknowledged it", async () => {
-  const slow = memoryNetwork({
-    latency: {
-      latencyMs: 1,
-      jitterMs: 0,
-      bytesPerMs: BLOCK_BYTES / 100,
-      minPieces: 4,
-      lingerMs: 200,
-    },
-  });
-  const a = await openMember(slow, "a", 10);
-  const b = await openMember(slow, "b", 100, { landingBlocks: 1 });
-  open.push(a, b);
+  const a = await slow.member();
+  const b = await slow.member(100, { landingBlocks: 1 });
   a.store.slots.set("x", 1);
   a.store.slots.set("y", 2);
   const abort = new AbortController();
