@@ -1,6 +1,6 @@
 import { ARCHITECTURES, familyOfRule } from "../../packages/kv-plan/src/model/architectures.js";
 
-const code = (names: readonly string[]) => names.map((name) => `\`${name}\``).join(", ");
+const code = (names: readonly string[]) => names.map((name) => `\`${name}\``).join("; ");
 
 /** The table of docs/kv-plan.md: each architecture, by its family, and what is refused. */
 export function familyTable(): string {
