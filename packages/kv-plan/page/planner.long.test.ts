@@ -2,7 +2,7 @@
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
-import { folderOfTests } from "@kv/testing/temporary-folder";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import type { Browser, Page } from "puppeteer-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { renderText } from "../src/render/render-text.js";
@@ -14,7 +14,7 @@ import { buildPlanner } from "./build.js";
 // of it.
 
 describe.skipIf(chromium === undefined)("the planner in Chromium", () => {
-  const folder = folderOfTests();
+  const folder = scratchFolder();
   const file = join(folder, "kv-plan.html");
   const complaints: string[] = [];
   let browser: Browser;

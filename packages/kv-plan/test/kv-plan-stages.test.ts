@@ -1,6 +1,6 @@
 import { join } from "node:path";
 import { EXIT_CODES } from "@kv/program";
-import { folderOfTests } from "@kv/testing/temporary-folder";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { describe, expect, test } from "vitest";
 import { planFromDocument } from "../src/data/index.js";
 import {
@@ -15,7 +15,7 @@ import {
   written,
 } from "./captured-run.js";
 
-const folder = folderOfTests();
+const folder = scratchFolder();
 
 const qwen = `--config ${model("qwen3-0.6b")} --tp 2 --tp 1 --tokens 64`;
 

@@ -1,7 +1,7 @@
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { EXIT_CODES } from "@kv/program";
-import { folderOfTests } from "@kv/testing/temporary-folder";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { describe, expect, test } from "vitest";
 import { planFromDocument } from "../src/data/index.js";
 import {
@@ -17,7 +17,7 @@ import {
   written,
 } from "./captured-run.js";
 
-const folder = folderOfTests();
+const folder = scratchFolder();
 
 const fileOf = (name: string, content: unknown) => written(join(folder, name), content);
 /** The file of a model's config with other fields. */

@@ -2,7 +2,7 @@
 import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
-import { folderOfTests } from "@kv/testing/temporary-folder";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import type { Browser, Page } from "puppeteer-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { buildReportScript } from "../page/build.js";
@@ -15,7 +15,7 @@ const llama = `--config ${model("llama-3.1-70b")}`;
 const HOSTILE = '</script><img src=x onerror="document.title=1"><!-- <script>';
 
 describe.skipIf(chromium === undefined)("the page in Chromium", () => {
-  const folder = folderOfTests();
+  const folder = scratchFolder();
   let browser: Browser | undefined;
   let page: Page;
   let report: PlanReport;

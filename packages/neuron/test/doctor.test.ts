@@ -5,7 +5,7 @@ import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { isLongRun } from "@kv/testing/long-run";
 import { builtProgram } from "@kv/testing/node-programs";
-import { folderOfTests } from "@kv/testing/temporary-folder";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { describe, expect, test } from "vitest";
 import { type Check, type DoctorReport, doctor, doctorText } from "../src/index.js";
 
@@ -13,7 +13,7 @@ const native = (name: string) =>
   fileURLToPath(new URL(`../../../native/build/${name}`, import.meta.url));
 const libraryPath = native("libfake_nrt.so");
 const absent = process.platform !== "linux" || !existsSync(libraryPath);
-const root = folderOfTests();
+const root = scratchFolder();
 
 const byId = ({ checks }: DoctorReport) =>
   Object.fromEntries(checks.map((check) => [check.id, check])) as Record<string, Check>;

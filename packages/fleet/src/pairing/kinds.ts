@@ -1,7 +1,6 @@
 import { KvError, type Timer } from "@kv/interface";
 import { type Instance, instanceName, type Role } from "../instances/instance.js";
-import type { PooledInstance } from "../instances/pooled-instance.js";
-import { getOrAdd } from "../instances/pooled-instance.js";
+import { getOrAdd, type PooledInstance } from "../instances/pooled-instance.js";
 import { checkKey, checkPair, fitting, misfit, type PairCheck } from "./check-pair.js";
 import { type EngineFacts, modeIn, type SideChannelAddress } from "./engine-facts.js";
 import type { PairingSettings } from "./pairing-settings.js";

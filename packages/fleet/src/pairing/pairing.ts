@@ -2,8 +2,7 @@ import { setMaxListeners } from "node:events";
 import { KvError, type SideChannel } from "@kv/interface";
 import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
 import { type Instance, type PairingStatus, partOf, type Role } from "../instances/instance.js";
-import type { PooledInstance } from "../instances/pooled-instance.js";
-import { getOrAdd } from "../instances/pooled-instance.js";
+import { getOrAdd, type PooledInstance } from "../instances/pooled-instance.js";
 import { needsFactors } from "./check-pair.js";
 import {
   type EngineFacts,

@@ -1,10 +1,10 @@
 import { mkdir, symlink, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { folderOfTests } from "@kv/testing/temporary-folder";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { beforeAll, expect, test } from "vitest";
 import { pluginFolder, remedyFor } from "./plugins.js";
 
-const folder = folderOfTests();
+const folder = scratchFolder();
 const at = (...path: string[]) => join(folder, ...path);
 beforeAll(async () => {
   const library = at("kv-nixl", "nixl-cu12-1.5.0-x86_64", ".libs");

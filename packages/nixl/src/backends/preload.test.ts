@@ -1,6 +1,6 @@
 import { copyFile, mkdir, rm } from "node:fs/promises";
 import { join } from "node:path";
-import { folderOfTests } from "@kv/testing/temporary-folder";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { beforeAll, beforeEach, describe, expect, test, vi } from "vitest";
 import { compile } from "../../test/support/compile.js";
 import { libraryPackage } from "../library/library-package.js";
@@ -10,7 +10,7 @@ vi.mock("../library/library-package.js");
 const LIBRARY = "libkv_dependency.so.1";
 const works = process.platform === "linux";
 const nothing = { libraries: [], variables: [] };
-const folder = folderOfTests();
+const folder = scratchFolder();
 let cases = 0;
 
 beforeAll(async () => {

@@ -1,12 +1,12 @@
 import { chmodSync, writeFileSync } from "node:fs";
 import { delimiter, join } from "node:path";
-import { folderOfTest } from "@kv/testing/temporary-folder";
-import { expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { expect, onTestFinished, test } from "vitest";
 import { downloadWheel } from "./download-wheel.js";
 import { wheelFor } from "./wheels.js";
 
 test("first-contact.md 8: the file that pip copies before it removes it is counted once", async () => {
-  const folder = folderOfTest();
+  const folder = scratchFolder(onTestFinished);
   const python = join(folder, "python3");
   const lines = [
     "#!/bin/sh",

@@ -1,15 +1,15 @@
 import { createHash } from "node:crypto";
 import { chmod, mkdir, readdir, readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { folderOfTest } from "@kv/testing/temporary-folder";
-import { beforeEach, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeEach, expect, onTestFinished, test } from "vitest";
 import { refused } from "../../test/support/refused.js";
 import { type InstallOptions, installNixl } from "./install.js";
 import { wheelFor } from "./wheels.js";
 
 let folder = "";
 beforeEach(() => {
-  folder = folderOfTest();
+  folder = scratchFolder(onTestFinished);
 });
 
 /** An environment whose python3 is this shell script. */

@@ -1,9 +1,9 @@
 import { createHash } from "node:crypto";
 import { readdir, readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { folderOfTest } from "@kv/testing/temporary-folder";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { strToU8, zipSync } from "fflate";
-import { beforeEach, expect, test } from "vitest";
+import { beforeEach, expect, onTestFinished, test } from "vitest";
 import { refused } from "../../test/support/refused.js";
 import { readVerified } from "./download-wheel.js";
 import { extractFiles, unpackWheel } from "./unpack-wheel.js";
@@ -12,7 +12,7 @@ const wheelAt = async (path: string) => ({ path, bytes: await readFile(path) });
 
 let folder = "";
 beforeEach(async () => {
-  folder = folderOfTest();
+  folder = scratchFolder(onTestFinished);
   const members = [
     ".libs/libnixl_capi.so",
     ".libs/plugins/libplugin_UCX.so",

@@ -1,13 +1,13 @@
 import { mkdir, readdir, readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { folderOfTest } from "@kv/testing/temporary-folder";
-import { beforeEach, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeEach, expect, onTestFinished, test } from "vitest";
 import { makeInCache } from "./cache-folder.js";
 import { reinstallHint } from "./library-package.js";
 
 let base = "";
 beforeEach(async () => {
-  base = folderOfTest();
+  base = scratchFolder(onTestFinished);
   await mkdir(join(base, "kv-nixl", "thing"), { recursive: true });
   await writeFile(join(base, "kv-nixl", "thing", "file"), "damaged");
 });

@@ -1,7 +1,7 @@
 import { chmod, mkdir, rm, writeFile } from "node:fs/promises";
 import { dirname, join } from "node:path";
-import { folderOfTest } from "@kv/testing/temporary-folder";
-import { beforeEach, expect, test, vi } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeEach, expect, onTestFinished, test, vi } from "vitest";
 import { refused } from "../../test/support/refused.js";
 import { remedyFor } from "../backends/plugins.js";
 import type { Environment } from "../environment.js";
@@ -19,7 +19,7 @@ const hasPackage = (path: string | undefined) =>
 
 let folder = "";
 beforeEach(() => {
-  folder = folderOfTest();
+  folder = scratchFolder(onTestFinished);
   hasPackage(undefined);
 });
 

@@ -1,10 +1,10 @@
 import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { folderOfTests } from "@kv/testing/temporary-folder";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { expect, test } from "vitest";
 import { lackedBy, libraryFeatures } from "./library-features.js";
 
-const folder = folderOfTests();
+const folder = scratchFolder();
 
 test.each([
   { names: "", lacked: ["memory views", "custom parameters"] },

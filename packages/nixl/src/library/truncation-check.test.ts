@@ -1,12 +1,12 @@
 import { readFile, writeFile } from "node:fs/promises";
 import { basename, join } from "node:path";
-import { folderOfTests } from "@kv/testing/temporary-folder";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { beforeAll, expect, test } from "vitest";
 import { truncationOf } from "./truncation-check.js";
 
 const { sharedObjects = [] } = process.report.getReport() as { sharedObjects?: string[] };
 const library = sharedObjects.find((path) => basename(path).startsWith("libc.so")) ?? "";
-const folder = folderOfTests();
+const folder = scratchFolder();
 let bytes = Buffer.alloc(0);
 
 beforeAll(async () => {

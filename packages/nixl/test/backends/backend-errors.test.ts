@@ -4,8 +4,8 @@ import { describePlugins, findLibrary, nixlTransport } from "@kv/nixl";
 import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { recordedLog } from "@kv/testing/recorded-log";
-import { folderOfTest } from "@kv/testing/temporary-folder";
-import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { afterEach, beforeEach, describe, expect, onTestFinished, test, vi } from "vitest";
 import { libfabricMissing } from "../support/libfabric-available.js";
 import { refused } from "../support/refused.js";
 import { runChild } from "../support/run-child.js";
@@ -15,7 +15,7 @@ describe.skipIf(fakeMissing)(
   () => {
     let folder = "";
     beforeEach(() => {
-      folder = folderOfTest();
+      folder = scratchFolder(onTestFinished);
       vi.stubEnv("NIXL_PLUGIN_DIR", folder);
     });
     afterEach(() => void vi.unstubAllEnvs());

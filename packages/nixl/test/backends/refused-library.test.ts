@@ -11,7 +11,7 @@ import {
 import { basename, dirname, join } from "node:path";
 import { doctor, findLibrary, nixlTransport } from "@kv/nixl";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
-import { folderOfTests } from "@kv/testing/temporary-folder";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { beforeAll, describe, expect, test } from "vitest";
 import { refused } from "../support/refused.js";
 
@@ -20,7 +20,7 @@ import { refused } from "../support/refused.js";
 describe.skipIf(nixlMissing)(
   `NIXL on a system without OpenSSL 3 (${nixlMissing ?? "found"})`,
   () => {
-    const folder = folderOfTests();
+    const folder = scratchFolder();
     let library = "";
 
     beforeAll(async () => {

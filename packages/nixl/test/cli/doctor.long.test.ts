@@ -5,7 +5,7 @@ import { type Check, doctor, doctorText, findLibrary } from "@kv/nixl";
 import { doctorReportSchema } from "@kv/nixl/reports";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { builtProgram } from "@kv/testing/node-programs";
-import { folderOfTests } from "@kv/testing/temporary-folder";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { describe, expect, test } from "vitest";
 import { run } from "../support/run-child.js";
 
@@ -14,7 +14,7 @@ const WITHOUT_LIBRARY_PACKAGE = new URL("../support/without-library-package.mjs"
   .href;
 const byId = (checks: readonly Check[]) =>
   Object.fromEntries(checks.map((check) => [check.id, check]));
-const empty = folderOfTests();
+const empty = scratchFolder();
 
 describe.skipIf(nixlMissing)(
   `doctor with NIXL installed (${nixlMissing ?? "found"})`,

@@ -1,7 +1,7 @@
 import { copyFile, mkdir, readdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { folderOfTest, folderOfTests } from "@kv/testing/temporary-folder";
-import { beforeAll, beforeEach, describe, expect, test, vi } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeAll, beforeEach, describe, expect, onTestFinished, test, vi } from "vitest";
 import { dependencyFolder, variablesFor } from "../../src/backends/plugins.js";
 import { PreloadFinder } from "../../src/backends/preload.js";
 import { compileLibcudaStub, installLibfabric } from "../../src/install/install-libfabric.js";
@@ -20,7 +20,7 @@ const CALLED = ["cuInit", "cuCtxSetCurrent", "cuDeviceGetPCIBusId", "cuPointerGe
 const FOLDER = "libfabric-2.5-x86_64";
 
 const works = process.platform === "linux" && process.arch === "x64";
-const made = folderOfTests();
+const made = scratchFolder();
 let driverOfThisMachine = false;
 
 describe.runIf(works)("dependencies of LIBFABRIC that kv-nixl install installs", () => {
@@ -55,7 +55,7 @@ describe.runIf(works)("dependencies of LIBFABRIC that kv-nixl install installs",
   });
 
   beforeEach(async () => {
-    folder = folderOfTest();
+    folder = scratchFolder(onTestFinished);
     await mkdir(join(folder, "plugins"));
     environment = {
       PATH: process.env["PATH"] ?? "",

@@ -3,15 +3,15 @@ import { readdir, stat, truncate } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { describePlugins, findLibrary, installNixl } from "@kv/nixl";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
-import { folderOfTest } from "@kv/testing/temporary-folder";
-import { describe, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { describe, expect, onTestFinished, test } from "vitest";
 import { downloadWheel } from "../../src/install/download-wheel.js";
 import { wheelFor } from "../../src/install/wheels.js";
 
 // Needs a package index. A machine with NIXL installed could reach one.
 describe.skipIf(nixlMissing)(`installing NIXL with pip (${nixlMissing ?? "found"})`, () => {
   test("two installations at once in an empty cache give one complete folder and no other files but its selection; force replaces it", async () => {
-    const cache = folderOfTest();
+    const cache = scratchFolder(onTestFinished);
     const environment = { ...process.env, XDG_CACHE_HOME: cache };
     const [one, two] = await Promise.all([
       installNixl({ environment }),
@@ -33,7 +33,7 @@ describe.skipIf(nixlMissing)(`installing NIXL with pip (${nixlMissing ?? "found"
   });
 
   test("--wheel installs a wheel that was downloaded elsewhere, without Python and without a package index", async () => {
-    const folder = folderOfTest();
+    const folder = scratchFolder(onTestFinished);
     const pinned = wheelFor("1.5.0", 12, process.arch);
     const { path: wheel } = await downloadWheel(
       pinned,

@@ -3,7 +3,7 @@ import { join } from "node:path";
 import type { Agent, Memory } from "@kv/interface";
 import { nixlTransport, openFileMemory } from "@kv/nixl";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
-import { folderOfTests } from "@kv/testing/temporary-folder";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { listsOf } from "../support/pair.js";
 import { pluginMissing } from "../support/plugins.js";
@@ -14,7 +14,7 @@ const LENGTH = 10 << 20;
 const BLOCK = 65_536;
 
 const missing = await pluginMissing("POSIX");
-const folder = folderOfTests();
+const folder = scratchFolder();
 
 describe.skipIf(missing)(`files (${missing ?? "POSIX found"})`, () => {
   const transport = nixlTransport({ backends: ["POSIX"] });

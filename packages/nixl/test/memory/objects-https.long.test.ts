@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { nixlTransport, objectMemory } from "@kv/nixl";
 import { type ObjectStore, objectBackend, startObjectStore } from "@kv/testing/nixl/object-store";
-import { folderOfTests } from "@kv/testing/temporary-folder";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { listsOf } from "../support/pair.js";
 import { pluginMissing } from "../support/plugins.js";
@@ -17,7 +17,7 @@ const missing = await pluginMissing("OBJ");
 // The store is in the same process: Node's OpenSSL serves what NIXL's SDK requests with the
 // system's.
 describe.skipIf(missing)(`objects of a store over HTTPS (${missing ?? "OBJ found"})`, () => {
-  const folder = folderOfTests();
+  const folder = scratchFolder();
   let store: ObjectStore;
   const file = (name: string) => join(folder, name);
 

@@ -1,7 +1,7 @@
 import { readFileSync } from "node:fs";
 import { nixlTransport } from "@kv/nixl";
-import { folderOfTest } from "@kv/testing/temporary-folder";
-import { beforeAll, describe, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { beforeAll, describe, expect, onTestFinished, test } from "vitest";
 import { BOTH_BACKENDS } from "../support/both-backends.js";
 import { compile } from "../support/compile.js";
 import { listsOf } from "../support/pair.js";
@@ -85,7 +85,7 @@ const [ucx] = BOTH_BACKENDS;
 test.skipIf(ucx.missing)(
   "calls of a UCX that the addon does not know, or that is there twice, are not replaced, and the log says so",
   async () => {
-    const second = await compile(folderOfTest(), "libucp.so.9", {});
+    const second = await compile(scratchFolder(onTestFinished), "libucp.so.9", {});
     for (const [env, logged] of [
       [{}, []],
       [{ LD_PRELOAD: second }, ["nixl-repair-failed"]],

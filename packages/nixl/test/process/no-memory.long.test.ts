@@ -4,12 +4,12 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
-import { folderOfTests } from "@kv/testing/temporary-folder";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { beforeAll, describe, expect, test } from "vitest";
 import { runChild } from "../support/run-child.js";
 
 const SOURCE = fileURLToPath(new URL("../children/failing_malloc.c", import.meta.url));
-const folder = folderOfTests();
+const folder = scratchFolder();
 let library = "";
 beforeAll(async () => {
   library = join(folder, "failing_malloc.so");

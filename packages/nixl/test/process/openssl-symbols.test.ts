@@ -1,8 +1,8 @@
 import { readdirSync, readFileSync, realpathSync } from "node:fs";
 import { basename, join } from "node:path";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
-import { folderOfTest } from "@kv/testing/temporary-folder";
-import { describe, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { describe, expect, onTestFinished, test } from "vitest";
 import { pluginMissing } from "../support/plugins.js";
 import { runChild } from "../support/run-child.js";
 
@@ -19,7 +19,7 @@ describe.skipIf(nixlMissing)(`OpenSSL in the process (${nixlMissing ?? "found"})
   test("NIXL's libraries take every symbol of OpenSSL from one place", {
     timeout: 120_000,
   }, async () => {
-    const folder = folderOfTest();
+    const folder = scratchFolder(onTestFinished);
     const env = { LD_BIND_NOW: "1", LD_DEBUG: "bindings", LD_DEBUG_OUTPUT: join(folder, "of") };
     const end = await runChild("openssl-symbols.ts", objMissing === undefined ? ["OBJ"] : [], {
       env,

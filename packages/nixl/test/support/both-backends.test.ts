@@ -1,8 +1,8 @@
 import { fileURLToPath } from "node:url";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { bundled } from "@kv/testing/node-programs";
-import { folderOfTest } from "@kv/testing/temporary-folder";
-import { describe, expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { describe, expect, onTestFinished, test } from "vitest";
 import { run } from "./run-child.js";
 
 const FILE = fileURLToPath(new URL("./both-backends.ts", import.meta.url));
@@ -14,7 +14,7 @@ describe.skipIf(nixlMissing)(
       { CI: "", code: 0 },
       { CI: "true", code: 1 },
     ])("with CI=$CI the module exits with $code", async ({ CI, code }) => {
-      const only = { ...process.env, CI, NIXL_PLUGIN_DIR: folderOfTest() } as Record<
+      const only = { ...process.env, CI, NIXL_PLUGIN_DIR: scratchFolder(onTestFinished) } as Record<
         string,
         string
       >;

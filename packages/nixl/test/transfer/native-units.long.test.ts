@@ -3,8 +3,8 @@ import { execFile } from "node:child_process";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
-import { folderOfTest } from "@kv/testing/temporary-folder";
-import { expect, test } from "vitest";
+import { scratchFolder } from "@kv/testing/scratch-folder";
+import { expect, onTestFinished, test } from "vitest";
 
 const run = promisify(execFile);
 const native = fileURLToPath(new URL("../../../../native/", import.meta.url));
@@ -59,7 +59,7 @@ test.each(UNITS.map((unit) => [unit.name, unit] as const))(
   { timeout: 60_000 },
   async (_, unit) => {
     const { units, args = [] } = unit;
-    const program = join(folderOfTest(), "program");
+    const program = join(scratchFolder(onTestFinished), "program");
     const includes = ["test/stubs", "src"].map((path) => `-I${join(native, path)}`);
     const sources = units.map((file) => join(native, file));
     await run(process.env["CXX"] ?? "c++", [

@@ -1,13 +1,13 @@
 import { realpath, symlink } from "node:fs/promises";
 import { join } from "node:path";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
-import { folderOfTests } from "@kv/testing/temporary-folder";
+import { scratchFolder } from "@kv/testing/scratch-folder";
 import { describe, expect, test } from "vitest";
 import { findLibrary } from "../../library/find-library.js";
 import { realHost } from "../host.js";
 import { backendCheck, libraryCheck, repairChecks } from "./library.js";
 
-const folder = folderOfTests();
+const folder = scratchFolder();
 
 const look = (path: string) =>
   libraryCheck(realHost(), { PATH: process.env.PATH, KV_NIXL_LIBRARY: path }, undefined);
