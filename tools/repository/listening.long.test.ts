@@ -4,11 +4,11 @@ import { once } from "node:events";
 import { readFileSync, rmSync } from "node:fs";
 import { networkInterfaces } from "node:os";
 import { join } from "node:path";
+import { freePorts } from "@kv/testing/free-ports";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { builtProgram } from "@kv/testing/node-programs";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { sampleRecording } from "../../packages/peer/test/sample-recording.js";
-import { freePorts } from "../vllm/free-ports.js";
 
 /**
  * SECURITY.md says what each program listens on. Each is started and compared with what the kernel

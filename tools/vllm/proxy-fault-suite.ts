@@ -1,7 +1,7 @@
+import { freePorts } from "@kv/testing/free-ports";
 import { expect, test } from "vitest";
 import { comparable, greedyOf, words } from "./boundary-cases.js";
 import { ask } from "./completion.js";
-import { freePorts } from "./free-ports.js";
 import { long } from "./front-suite.js";
 import type { HttpTapOptions } from "./http-tap.js";
 import { COMPLETIONS, type ProxyPair } from "./proxy-pair.js";

@@ -10,9 +10,9 @@ import {
 } from "node:fs";
 import { homedir, tmpdir } from "node:os";
 import { join } from "node:path";
+import { freePorts } from "@kv/testing/free-ports";
 import { afterAll, beforeEach } from "vitest";
 import { ONE_USE, plain } from "./completion.js";
-import { freePorts } from "./free-ports.js";
 import { CONNECTOR_NAMES, type PeerKind, prompt } from "./tiny-peer.js";
 import { until } from "./until.js";
 

@@ -4,11 +4,11 @@ import { fileURLToPath } from "node:url";
 import { nixlTransport } from "@kv/nixl";
 import { openPool } from "@kv/pool";
 import { createProxy } from "@kv/proxy";
+import { freePorts } from "@kv/testing/free-ports";
 import { recordedLog } from "@kv/testing/recorded-log";
 import { askNamespace } from "@kv/tier";
 import { afterAll, expect, it, vi } from "vitest";
 import { ask } from "./completion.js";
-import { freePorts } from "./free-ports.js";
 import { servePool } from "./serve-pool.js";
 import { PEER_DIR } from "./server.js";
 

@@ -3,10 +3,10 @@ import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 import { nixlTransport } from "@kv/nixl";
+import { freePorts } from "@kv/testing/free-ports";
 import { askNamespace, type BlockStore, MESSAGE_FIELDS, openTier, type Tier } from "@kv/tier";
 import { afterAll, afterEach, beforeAll, beforeEach, expect, it, test, vi } from "vitest";
 import { killPools } from "../../packages/pool/test/kills.js";
-import { freePorts } from "./free-ports.js";
 import { PEER_DIR } from "./server.js";
 
 // The P2P tier of vLLM 0.33: its own session, ZMQ and NIXL files, unmodified, without an engine.

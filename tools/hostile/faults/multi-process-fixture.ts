@@ -2,6 +2,7 @@ import { fork } from "node:child_process";
 import { join } from "node:path";
 import { KvError, systemClock } from "@kv/interface";
 import type { FaultEngine, FaultFixture } from "@kv/testing/faults/fault-fixture";
+import { freePorts } from "@kv/testing/free-ports";
 import { bundled } from "@kv/testing/node-programs";
 import { createBirpc } from "birpc";
 import type { EngineFunctions, EngineProcessOptions, ParentFunctions } from "./engine-process.js";
@@ -17,7 +18,8 @@ async function startProcess(
 ) {
   const { hostName, engineId, tpSize } = options;
   const name = `the process of engine ${engineId} on ${hostName}`;
-  const dead = () => new KvError("KV_ENGINE_FAILED", `${name} has ended`);
+  let ended = "has ended";
+  const dead = () => new KvError("KV_ENGINE_FAILED", `${name} ${ended}`);
   const child = fork(
     await bundled(join(import.meta.dirname, "./engine-process.ts")),
     [JSON.stringify(options)],
@@ -51,9 +53,9 @@ async function startProcess(
   let killed = false;
   const exited = new Promise<void>((resolve) => {
     child.once("exit", (code, signal) => {
+      if (!killed) ended = `ended with ${code ?? signal}; ${stderr.replaceAll("\n", " | ")}`;
       void rpc.$rejectPendingCalls(({ reject }) => reject(dead()));
-      if (!killed && code !== 0)
-        violation(`${name} ended with ${code ?? signal}; ${stderr.replaceAll("\n", " | ")}`);
+      if (!killed && code !== 0) violation(dead().message);
       resolve();
     });
   });
@@ -93,7 +95,7 @@ export function multiProcessFixture({
 }): FaultFixture {
   const clock = systemClock();
   const children: Awaited<ReturnType<typeof startProcess>>[] = [];
-  /** So that peers notice the restart. */
+  /** An engine starts again at its address, so that its peers notice. */
   const ports = new Map<string, number>();
   const counts: Record<string, number> = {};
   const left = { transfers: 0, registrations: 0 };
@@ -101,11 +103,11 @@ export function multiProcessFixture({
     clock,
     async start({ connector: _, violation, ...order }) {
       const seed = `${options.seed} ${order.hostName} ${children.length}`;
-      const sideChannelPort = ports.get(order.hostName) ?? 0;
+      const sideChannelPort = ports.get(order.hostName) ?? (await freePorts(1))[0] ?? 0;
       const given = { ...options, ...order, seed, sideChannelPort };
       const child = await startProcess(given, violation, left);
       if (!faults) await child.rpc.stopFaults();
-      ports.set(order.hostName, child.engine.address.port);
+      ports.set(order.hostName, sideChannelPort);
       children.push(child);
       return child.engine;
     },

@@ -5,8 +5,8 @@ import { createServer } from "node:net";
 const [LOWEST, END] = [20_000, 32_000];
 
 /**
- * vLLM binds its side channel many seconds after its start: no outgoing connection may take the
- * port meanwhile.
+ * For servers that bind later or again (vLLM's side channel, a restarted engine): no outgoing
+ * connection takes such a port meanwhile.
  */
 export async function freePorts(count: number): Promise<number[]> {
   const ports = new Set<number>();
