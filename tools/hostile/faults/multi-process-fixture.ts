@@ -1,4 +1,5 @@
 import { fork } from "node:child_process";
+import { once } from "node:events";
 import { join } from "node:path";
 import { KvError, systemClock } from "@kv/interface";
 import type { FaultEngine, FaultFixture } from "@kv/testing/faults/fault-fixture";
@@ -51,13 +52,12 @@ async function startProcess(
     },
   );
   let killed = false;
-  const exited = new Promise<void>((resolve) => {
-    child.once("exit", (code, signal) => {
-      if (!killed) ended = `ended with ${code ?? signal}; ${stderr.replaceAll("\n", " | ")}`;
-      void rpc.$rejectPendingCalls(({ reject }) => reject(dead()));
-      if (!killed && code !== 0) violation(dead().message);
-      resolve();
-    });
+  const exited = once(child, "exit").then(async ([code, signal]) => {
+    // Node may tell of the exit before the last message.
+    if (child.connected) await once(child, "disconnect");
+    if (!killed) ended = `ended with ${code ?? signal}; ${stderr.replaceAll("\n", " | ")}`;
+    void rpc.$rejectPendingCalls(({ reject }) => reject(dead()));
+    if (!killed && code !== 0) violation(dead().message);
   });
 
   const engine: FaultEngine = {
