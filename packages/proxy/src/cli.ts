@@ -20,6 +20,7 @@ import { createProxy, PrefillDecodeProxy, type SharedByWorkers } from "./proxy.j
 import { sidecarOfRank } from "./sidecar/data-parallel.js";
 import { workerSettings } from "./workers/limits-share.js";
 import { WorkerGroup, type WorkerGroupAddress } from "./workers/primary.js";
+import { warmUp } from "./workers/warm-up.js";
 import { instanceNames, serveAsWorker } from "./workers/worker.js";
 
 /**
@@ -62,6 +63,7 @@ async function main(): Promise<void> {
   const proxies = sidecars.map((sidecar) => createProxy({ ...sidecar.settings, ...given }));
   const close = (options?: { readonly graceMs?: number }) =>
     Promise.all(proxies.map((proxy) => proxy.close(options)));
+  await warmUp(options, log);
   const addresses = await Promise.all(
     proxies.map((proxy, rank) => proxy.listen({ host, port: sidecars[rank]?.port })),
   ).catch(async (error: unknown) => {
@@ -96,7 +98,9 @@ async function createInWorker(options: CliOptions, shared: SharedByWorkers) {
   const log = jsonLog(options.logLevel, { write: printError });
   const { given, closeSpans } = await connected(options, log);
   const own = { ...workerSettings(options.settings, options.workers), ...given };
-  return { proxy: new PrefillDecodeProxy(own, shared), log, closed: closeSpans };
+  const proxy = new PrefillDecodeProxy(own, shared);
+  await warmUp(options, log);
+  return { proxy, log, closed: closeSpans };
 }
 
 /**

@@ -27,6 +27,7 @@ export interface CliOptions {
   readonly host: string;
   readonly port: number;
   readonly workers: number;
+  readonly warmUpMs: number;
   readonly logLevel: LogLevel;
   /** File to which spans are appended. */
   readonly trace: string | undefined;
@@ -135,7 +136,7 @@ export function parseCli(
 ): CliOptions {
   const { flags, given, inFile } = readCommandLine(PROGRAM, args, sources.readFile, command);
   const all = merged(listenSchema.parse({}), merged(inFile, settingsOf(flags, given)));
-  const { host, port, workers, ...inFileAndFlags } = all;
+  const { host, port, workers, warmUpMs, ...inFileAndFlags } = all;
   const settings = withToken(inFileAndFlags, flags.adminTokenFile, sources);
   if (settings.sidecar === undefined) requireInstances(settings);
   checkWorkers(workers, settings);
@@ -144,6 +145,7 @@ export function parseCli(
     host,
     port,
     workers,
+    warmUpMs,
     logLevel,
     trace,
     settings,
