@@ -131,7 +131,7 @@ export const listenSchema = z.strictObject({
   port: setting(listenerPort.default(8_000))`--port <port>: port to listen on; 0 takes a free one`,
   workers: setting(upTo(MAX_WORKERS).default(1))`--workers <n>: processes that serve
       the port, one for each core; ${MAX_WORKERS} at most`,
-  warmUpMs: setting(z.number().int().min(0).max(60_000).default(1_500))`--warm-up-ms <ms>: before it
+  warmUpMs: setting(z.number().int().min(0).max(60_000).default(1_900))`--warm-up-ms <ms>: before it
       listens, the most time for requests to itself that make V8 compile their path; 0: none`,
 });
 

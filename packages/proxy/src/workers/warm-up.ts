@@ -1,13 +1,21 @@
 import { once } from "node:events";
-import { Agent, createServer, type IncomingMessage, request, type ServerResponse } from "node:http";
+import {
+  Agent,
+  createServer,
+  type IncomingMessage,
+  request,
+  type Server,
+  type ServerResponse,
+} from "node:http";
 import type { AddressInfo } from "node:net";
+import { httpUrl } from "@kv/http";
 import type { Log } from "@kv/interface";
 import type { CliOptions } from "../config/cli-options.js";
 import { PrefillDecodeProxy } from "../proxy.js";
 
 const HOST = "127.0.0.1";
-const CLIENTS = 8;
-const REQUESTS = 4_000;
+const CLIENTS = 32;
+const REQUESTS = 6_000;
 const PATHS = ["/v1/completions", "/v1/chat/completions"];
 const PROMPT = "a few words of a prompt ".repeat(40);
 const BODY = JSON.stringify({
@@ -44,13 +52,11 @@ export async function warmUp(
   log: Log,
 ): Promise<void> {
   if (warmUpMs === 0) return;
-  const engine = createServer(answerAsEngine);
+  const [p, d] = [createServer(answerAsEngine), createServer(answerAsEngine)];
   try {
-    await once(engine.listen(0, HOST), "listening");
-    const url = `http://${HOST}:${(engine.address() as AddressInfo).port}`;
     await using proxy = new PrefillDecodeProxy({
-      prefillers: [url],
-      decoders: [url],
+      prefillers: [await listen(p)],
+      decoders: [await listen(d)],
       routing,
       pairing: { mode: "off" },
     });
@@ -59,8 +65,13 @@ export async function warmUp(
   } catch (error) {
     log.warn("warm-up-failed", { error: String(error) });
   } finally {
-    engine.close();
+    for (const engine of [p, d]) engine.close();
   }
+}
+
+async function listen(engine: Server): Promise<string> {
+  await once(engine.listen(0, HOST), "listening");
+  return httpUrl(HOST, (engine.address() as AddressInfo).port);
 }
 
 async function sendRequests(port: number, endMs: number): Promise<void> {
@@ -87,5 +98,7 @@ async function answerAsEngine(asked: IncomingMessage, answer: ServerResponse) {
   for await (const part of asked) body += part;
   const prefills = body.includes('"do_remote_decode":true');
   answer.setHeader("content-type", prefills ? "application/json" : "text/event-stream");
-  answer.end(prefills ? PREFILLED : STREAM);
+  // In chunks, as a stream of vLLM.
+  if (!prefills) answer.write(STREAM);
+  answer.end(prefills ? PREFILLED : undefined);
 }
