@@ -86,8 +86,6 @@ export class ExtProc {
  * Bodies pass unchanged.
  */
 class ProcessedRequest {
-  readonly #call: ProcessCall;
-  readonly #extProc: ExtProc;
   readonly #startedAtMs: number;
   readonly #order = new MessageOrder();
   readonly #closed: Promise<void>;
@@ -104,9 +102,10 @@ class ProcessedRequest {
   #failure: KvError | undefined;
   #onRefused = () => {};
 
-  constructor(call: ProcessCall, extProc: ExtProc) {
-    this.#call = call;
-    this.#extProc = extProc;
+  constructor(
+    private readonly call: ProcessCall,
+    private readonly extProc: ExtProc,
+  ) {
     this.#startedAtMs = extProc.fleet.ambient.clock.now();
     this.#closed = new Promise((resolve) => {
       call.once("cancelled", () => resolve());
@@ -116,11 +115,11 @@ class ProcessedRequest {
 
   /** Never rejects. */
   async serve(): Promise<void> {
-    const call = this.#call;
-    const { fleet, settings } = this.#extProc;
+    const call = this.call;
+    const { fleet, settings } = this.extProc;
     const { receiveMs, requestMs } = settings.timeouts;
     const { clock } = fleet.ambient;
-    this.#extProc.requestsInFlight += 1;
+    this.extProc.requestsInFlight += 1;
     this.#timer = clock.setTimer(() => {
       const message = `the body did not arrive within ${receiveMs} ms`;
       const details = { httpStatus: 408, limit: "timeouts.receiveMs" };
@@ -148,12 +147,12 @@ class ProcessedRequest {
     }
     limit?.cancel();
     this.#end();
-    this.#extProc.requestsInFlight -= 1;
+    this.extProc.requestsInFlight -= 1;
   }
 
   async #readAll(): Promise<void> {
     // The stream's writable side outlives the loop.
-    const messages: AsyncIterable<ProcessingRequest> = this.#call.iterator({
+    const messages: AsyncIterable<ProcessingRequest> = this.call.iterator({
       destroyOnReturn: false,
     });
     for await (const message of messages) {
@@ -164,7 +163,7 @@ class ProcessedRequest {
       try {
         await this.#take(part, message);
       } catch (thrown) {
-        if (this.#call.cancelled) return;
+        if (this.call.cancelled) return;
         this.#refuse(KvError.from(thrown, "KV_INTERNAL", "the picker failed"));
         return;
       }
@@ -198,7 +197,7 @@ class ProcessedRequest {
   }
 
   #takeHeaders(message: ProcessingRequest): void {
-    const { fleet, settings, budget, requestsInFlight } = this.#extProc;
+    const { fleet, settings, budget, requestsInFlight } = this.extProc;
     const { limits } = settings;
     this.#headers = headersOf(message.request_headers ?? {});
     this.#path = (this.#headers[":path"] ?? "/").split("?", 1)[0] ?? "/";
@@ -225,7 +224,7 @@ class ProcessedRequest {
   }
 
   async #pick(): Promise<void> {
-    const { fleet, picker } = this.#extProc;
+    const { fleet, picker } = this.extProc;
     const { clock, metrics, tracer } = fleet.ambient;
     const arrivedAtMs = clock.now();
     this.#timer?.cancel();
@@ -242,7 +241,7 @@ class ProcessedRequest {
       if (request === undefined && this.#body.length > 0)
         await checkDecodeBody(this.#body, fleet.parses);
       // The gateway may have gone while an instance rendered the prompt.
-      if (this.#call.cancelled || this.#failure !== undefined) return;
+      if (this.call.cancelled || this.#failure !== undefined) return;
       const context = { requestId, request, headers: this.#headers, subset: this.#subset };
       const { kvSources } = fleet;
       if (request !== undefined) kvSources?.askedFor(request);
@@ -263,7 +262,7 @@ class ProcessedRequest {
   }
 
   async #parse(endpoint: Endpoint): Promise<GenerationRequest> {
-    const { fleet } = this.#extProc;
+    const { fleet } = this.extProc;
     const request = await parseRequestInSteps(endpoint, this.#body, fleet.parses);
     const { prefill, decode } = fleet.pools;
     const { kvSources } = fleet;
@@ -335,11 +334,11 @@ class ProcessedRequest {
       }),
     );
     const instance = this.#choice?.decoders.find((one) => one === visit.instance);
-    if (instance !== undefined) this.#extProc.fleet.check(instance);
+    if (instance !== undefined) this.extProc.fleet.check(instance);
   }
 
   async #write(message: ProcessingResponse): Promise<void> {
-    const call = this.#call;
+    const call = this.call;
     if (call.cancelled || call.write(message)) return;
     await Promise.race([once(call, "drain").catch(() => {}), this.#closed]);
   }
@@ -349,13 +348,13 @@ class ProcessedRequest {
     this.#failure = error;
     this.#incoming?.take();
     this.#body = NO_BYTES;
-    const shown = errorForClient(error, this.#extProc.settings.exposeInstances);
+    const shown = errorForClient(error, this.extProc.settings.exposeInstances);
     const { retryAfterSeconds } = error.details;
     const headers: Record<string, string> = { "content-type": "application/json" };
     if (this.#requestId !== undefined) headers["x-request-id"] = this.#requestId;
     if (typeof retryAfterSeconds === "number") headers["retry-after"] = String(retryAfterSeconds);
     const form = this.#path === "/v1/messages" ? "anthropic" : "openai";
-    this.#call.write({
+    this.call.write({
       immediate_response: {
         status: { code: refusalStatus(error) },
         headers: headerMutation(headers),
@@ -384,7 +383,7 @@ class ProcessedRequest {
 
   #endVisit(visit: Visit, answer: AnswerHead): void {
     const { status, contentType } = answer;
-    const blame = this.#extProc.faults.of(visit.instance, answer);
+    const blame = this.extProc.faults.of(visit.instance, answer);
     if (blame === "none") visit.succeeded();
     else if (blame === "unknown") visit.abandoned();
     else {
@@ -394,7 +393,7 @@ class ProcessedRequest {
   }
 
   #report(status: number | undefined): void {
-    const { clock, log, metrics } = this.#extProc.fleet.ambient;
+    const { clock, log, metrics } = this.extProc.fleet.ambient;
     const failure = this.#failure;
     const durationMs = clock.now() - this.#startedAtMs;
     const endpoint = endpointLabel(this.#path);

@@ -40,18 +40,14 @@ export interface EndpointPickerOptions {
 }
 
 export class EndpointPicker {
-  readonly #options: EndpointPickerOptions;
-
-  constructor(options: EndpointPickerOptions) {
-    this.#options = options;
-  }
+  constructor(private readonly options: EndpointPickerOptions) {}
 
   /**
    * @throws `KV_PROXY_NO_INSTANCE` (503) without an available pair; `KV_PROXY_OVERLOADED` (429)
    * when all decode instances are full; `KV_REQUEST_INVALID` for a request that cannot be split.
    */
   pick(context: PickContext): Choice {
-    const { fleet, settings } = this.#options;
+    const { fleet, settings } = this.options;
     const { prefill: prefillers, decode: decoders } = fleet.pools;
     const alone = this.#isForDecodeAlone(context);
     const outPrefillers = alone ? NONE : excluded(prefillers, subsetOf(prefillers, context.subset));
@@ -88,8 +84,8 @@ export class EndpointPicker {
     if (request === undefined) return true;
     const { disaggregationLimit: why } = request;
     if (why === undefined) return false;
-    if (this.#options.settings.unsplittable === "decode-computes") {
-      this.#options.fleet.ambient.metrics.count("kv_proxy_decode_alone_total");
+    if (this.options.settings.unsplittable === "decode-computes") {
+      this.options.fleet.ambient.metrics.count("kv_proxy_decode_alone_total");
       return true;
     }
     const message = `prefill and decode of this request cannot run on two instances: ${why}`;
@@ -99,7 +95,7 @@ export class EndpointPicker {
   }
 
   #oneLegPays(context: PickContext, decode: PooledInstance): boolean {
-    const { fleet, settings } = this.#options;
+    const { fleet, settings } = this.options;
     const { prefillCosts: costs } = fleet;
     const { disaggregateAbove: above } = settings;
     const { request } = context;

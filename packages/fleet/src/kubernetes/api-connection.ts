@@ -35,12 +35,9 @@ export class ApiError extends Error {
  * hides errors of a watch, and ends the process at an event without an object.
  */
 export class ApiConnection {
-  readonly #access: KubernetesAccess;
   #config: Promise<KubeConfig> | undefined;
 
-  constructor(access: KubernetesAccess) {
-    this.#access = access;
-  }
+  constructor(private readonly access: KubernetesAccess) {}
 
   /** @throws `KV_CONFIG_INVALID`. */
   async namespace(): Promise<string> {
@@ -118,7 +115,7 @@ export class ApiConnection {
   }
 
   #loaded(): Promise<KubeConfig> {
-    this.#config ??= loadConfig(this.#access).catch((error: unknown) => {
+    this.#config ??= loadConfig(this.access).catch((error: unknown) => {
       this.#config = undefined;
       throw error;
     });

@@ -76,15 +76,13 @@ type Pods = Map<string, DiscoveredInstances>;
 
 /** Follows pods by a list and a watch. */
 class Reflector {
-  readonly #options: ReflectorOptions;
   readonly #closing = new AbortController();
   #pods: Pods = new Map();
   #resourceVersion: string | undefined;
   #failures = 0;
   #timer: Timer | undefined;
 
-  constructor(options: ReflectorOptions) {
-    this.#options = options;
+  constructor(private readonly options: ReflectorOptions) {
     void this.#run();
   }
 
@@ -107,14 +105,14 @@ class Reflector {
         this.#failures += 1;
         // Normal operation: a version expires, a token is replaced.
         if (this.#failures === 1 && (status === 401 || status === 410)) continue;
-        this.#options.onError(error);
+        this.options.onError(error);
         await this.#wait();
       }
     }
   }
 
   async #list(): Promise<void> {
-    const { connection, path, labelSelector, clock } = this.#options;
+    const { connection, path, labelSelector, clock } = this.options;
     const pods: Pods = new Map();
     const query: Record<string, string> = { limit: PAGE_PODS, labelSelector };
     const beganAtMs = clock.now();
@@ -145,7 +143,7 @@ class Reflector {
   }
 
   async #watch(): Promise<void> {
-    const { connection, path, labelSelector, clock } = this.#options;
+    const { connection, path, labelSelector, clock } = this.options;
     const query = {
       labelSelector,
       resourceVersion: this.#resourceVersion ?? "0",
@@ -185,7 +183,7 @@ class Reflector {
 
   /** False for a pod that is no instance. */
   #keep(pods: Pods, pod: Pod): boolean {
-    const instances = this.#options.read(pod);
+    const instances = this.options.read(pod);
     if (instances === undefined) return false;
     const key = keyOf(pod);
     if (pods.size >= MAX_PODS && !pods.has(key))
@@ -195,7 +193,7 @@ class Reflector {
   }
 
   #changed(): void {
-    const { clock, onChange } = this.#options;
+    const { clock, onChange } = this.options;
     if (this.#closing.signal.aborted) return;
     this.#timer ??= clock.setTimer(() => {
       this.#timer = undefined;
@@ -209,7 +207,7 @@ class Reflector {
 
   /** Spreads many clients when a server is back. */
   #wait(): Promise<void> {
-    const { clock, random } = this.#options;
+    const { clock, random } = this.options;
     const { signal } = this.#closing;
     const delayMs = Math.min(FIRST_RETRY_MS * 2 ** Math.min(this.#failures - 1, 10), MAX_RETRY_MS);
     return new Promise((resolve) => {

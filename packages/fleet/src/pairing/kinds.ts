@@ -166,13 +166,10 @@ export interface Fitting {
 
 /** Checks each pair of kinds once. */
 export class Kinds {
-  readonly #mode: PairingSettings["mode"];
   readonly #byKey: Record<Role, Map<string, Kind>> = { prefill: new Map(), decode: new Map() };
   #lastId = 0;
 
-  constructor(mode: PairingSettings["mode"]) {
-    this.#mode = mode;
-  }
+  constructor(private readonly mode: PairingSettings["mode"]) {}
 
   of(role: Role): Kind[] {
     return [...this.#byKey[role].values()];
@@ -196,7 +193,7 @@ export class Kinds {
       const [other] = kind.entries;
       if (other === undefined) continue;
       const [p, d] = role === "prefill" ? [entry, other] : [other, entry];
-      const check = checkEntries(p, d, this.#mode);
+      const check = checkEntries(p, d, this.mode);
       created.checks.set(kind, check);
       kind.checks.set(created, check);
     }

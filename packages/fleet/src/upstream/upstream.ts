@@ -210,9 +210,6 @@ export function instanceGet(upstream: Upstream, clock: Clock, limitBytes = 64 * 
 }
 
 class Call implements Dispatcher.DispatchHandler {
-  readonly #request: UpstreamRequest;
-  readonly #resolve: (answer: UpstreamAnswer) => void;
-  readonly #reject: (error: KvError) => void;
   readonly #queue = new BodyQueue();
   isKept = false;
   #controller: Dispatcher.DispatchController | undefined;
@@ -221,13 +218,10 @@ class Call implements Dispatcher.DispatchHandler {
   #stopListening: (() => void) | undefined;
 
   constructor(
-    request: UpstreamRequest,
-    resolve: (answer: UpstreamAnswer) => void,
-    reject: (error: KvError) => void,
+    private readonly request: UpstreamRequest,
+    private readonly resolve: (answer: UpstreamAnswer) => void,
+    private readonly reject: (error: KvError) => void,
   ) {
-    this.#request = request;
-    this.#resolve = resolve;
-    this.#reject = reject;
     this.#stopListening = request.abort.onAbort((reason) => {
       this.#stop();
       // It still waits for a connection, and stops when it gets one.
@@ -242,7 +236,7 @@ class Call implements Dispatcher.DispatchHandler {
       return;
     }
     this.#stage = "answer";
-    this.#request.onSent?.();
+    this.request.onSent?.();
   }
 
   onResponseStart(
@@ -255,7 +249,7 @@ class Call implements Dispatcher.DispatchHandler {
     const discard = () => {
       if (!this.#ended) this.#stop();
     };
-    this.#resolve({ status, headers, body: this.#queue, discard });
+    this.resolve({ status, headers, body: this.#queue, discard });
   }
 
   onResponseData(controller: Dispatcher.DispatchController, chunk: Uint8Array): void {
@@ -273,16 +267,16 @@ class Call implements Dispatcher.DispatchHandler {
   }
 
   #stop(): void {
-    const { reason = new Error("aborted by the proxy") } = this.#request.abort;
+    const { reason = new Error("aborted by the proxy") } = this.request.abort;
     this.#controller?.abort(reason);
   }
 
   #fail(cause: unknown): void {
     if (this.#ended) return;
     this.#finish();
-    const error = failure(this.#request, this.#stage, cause, this.isKept);
+    const error = failure(this.request, this.#stage, cause, this.isKept);
     if (this.#stage === "body") this.#queue.fail(error);
-    else this.#reject(error);
+    else this.reject(error);
   }
 
   #finish(): void {

@@ -80,19 +80,16 @@ export const TOP_LEVEL_MEMBERS = 1_000;
 
 /** Counts a JSON text's values as its bytes come. It does not check that the text is JSON. */
 export class JsonScan {
-  readonly #limits: JsonLimits;
   readonly #reader = new JsonReader();
   #members = 0;
   #topLevel = 0;
   #values = 0;
 
-  constructor(limits: JsonLimits) {
-    this.#limits = limits;
-  }
+  constructor(private readonly limits: JsonLimits) {}
 
   /** @throws `KV_REQUEST_INVALID` above a limit. */
   push(bytes: Uint8Array): void {
-    const { bodyDepth, bodyMembers, bodyValues } = this.#limits;
+    const { bodyDepth, bodyMembers, bodyValues } = this.limits;
     const reader = this.#reader;
     for (let at = reader.next(bytes, 0); at !== -1; at = reader.next(bytes, at + 1)) {
       switch (reader.token) {

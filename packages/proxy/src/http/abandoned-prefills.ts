@@ -20,19 +20,16 @@ const PARTS_OF_WINDOW = 30;
  * then be held until a lease ends. Requests that cost no prefill time do not count.
  */
 export class AbandonedPrefills {
-  readonly #options: AbandonedPrefillsOptions;
   /** Each client's work, oldest first. The client that was quiet longest comes first. */
   readonly #byClient = new Map<string, { readonly atMs: number; workMs: number }[]>();
 
-  constructor(options: AbandonedPrefillsOptions) {
-    this.#options = options;
-  }
+  constructor(private readonly options: AbandonedPrefillsOptions) {}
 
   /** @throws `KV_PROXY_OVERLOADED` (429) for a client that has abandoned too much. */
   check(client: string): void {
     const parts = this.#byClient.get(client);
     if (parts === undefined) return;
-    const { clock, limitMs, windowMs, clientHeader } = this.#options;
+    const { clock, limitMs, windowMs, clientHeader } = this.options;
     const nowMs = clock.now();
     let leftMs = 0;
     let workMs = 0;
@@ -61,7 +58,7 @@ export class AbandonedPrefills {
   }
 
   add(client: string, workMs: number): void {
-    const { clock, limitMs, windowMs } = this.#options;
+    const { clock, limitMs, windowMs } = this.options;
     if (limitMs === Number.POSITIVE_INFINITY || workMs === 0) return;
     const nowMs = clock.now();
     const parts = (this.#byClient.get(client) ?? []).filter(({ atMs }) => atMs + windowMs > nowMs);

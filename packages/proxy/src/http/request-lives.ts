@@ -54,11 +54,8 @@ interface Life extends ClientRequest {
 export class RequestLives {
   readonly counts = new RequestCounts();
   readonly history: RequestHistory;
-  readonly #fleet: Fleet;
-  readonly #settings: ProxySettings;
   readonly #deadlines = new MemberList<Deadline>();
   readonly #inFlight: RequestsInFlight;
-  readonly #limits: ResolvedLimits;
   /** Undefined until a client has abandoned a prefill leg. */
   #abandoned: AbandonedPrefills | undefined;
   readonly #waitingForIdle: (() => void)[] = [];
@@ -66,11 +63,12 @@ export class RequestLives {
   /** Credential headers that are not forwarded, and are logged once. */
   #unforwarded: readonly string[];
 
-  constructor(fleet: Fleet, settings: ProxySettings, limits: ResolvedLimits) {
+  constructor(
+    private readonly fleet: Fleet,
+    private readonly settings: ProxySettings,
+    private readonly limits: ResolvedLimits,
+  ) {
     this.history = new RequestHistory(fleet.ambient.clock);
-    this.#fleet = fleet;
-    this.#settings = settings;
-    this.#limits = limits;
     this.#inFlight = new RequestsInFlight(limits);
     const { prefill } = forwardedHeaders(settings.forwardHeaders);
     this.#unforwarded = CREDENTIALS.filter((name) => !prefill.has(name));
@@ -88,8 +86,8 @@ export class RequestLives {
     answer: AnswerRequest,
     body?: ReceivedBody,
   ): Promise<void> {
-    const { clock } = this.#fleet.ambient;
-    const { requestMs } = this.#settings.timeouts;
+    const { clock } = this.fleet.ambient;
+    const { requestMs } = this.settings.timeouts;
     const life: Life = {
       requestId: "",
       headers: request.headers,
@@ -141,7 +139,7 @@ export class RequestLives {
 
   /** @throws `KV_PROXY_OVERLOADED`, `KV_REQUEST_INVALID` for its id, the reason of `refuse`. */
   #admit(life: Life, client: string): void {
-    const { random, tracer } = this.#fleet.ambient;
+    const { random, tracer } = this.fleet.ambient;
     const { headers, record } = life;
     this.#warnOfCredentials(headers);
     if (this.#refusal !== undefined) throw this.#refusal;
@@ -161,7 +159,7 @@ export class RequestLives {
     const { response, deadline, record } = life;
     life.failure = failure;
     const form: ErrorForm = record.endpoint.startsWith("/v1/messages") ? "anthropic" : "openai";
-    const shown = errorForClient(failure, this.#settings.exposeInstances);
+    const shown = errorForClient(failure, this.settings.exposeInstances);
     if (response.headersSent) {
       const isLate = deadline.aborted && response.writableLength > 0;
       const event = life.lastEvent ?? errorEvent(shown, record.requestId, form);
@@ -175,7 +173,7 @@ export class RequestLives {
   /** Until the last byte the request is in flight: its deadline holds, and `close` waits for it. */
   async #lastByte({ deadline, response }: Life, closed: Promise<void>): Promise<void> {
     if (!deadline.aborted && !response.closed) {
-      const { stallMs } = this.#settings.timeouts;
+      const { stallMs } = this.settings.timeouts;
       deadline.startPhase("waiting for the client to read its answer", stallMs);
       deadline.onAbort(() => response.destroy());
     }
@@ -185,16 +183,16 @@ export class RequestLives {
 
   #addAbandoned(client: string, workMs: number): void {
     this.#abandoned ??= new AbandonedPrefills({
-      clock: this.#fleet.ambient.clock,
-      limitMs: this.#limits.abandonedPrefillMs,
-      windowMs: this.#settings.timeouts.abandonedWindowMs,
-      clientHeader: this.#limits.clientHeader,
+      clock: this.fleet.ambient.clock,
+      limitMs: this.limits.abandonedPrefillMs,
+      windowMs: this.settings.timeouts.abandonedWindowMs,
+      clientHeader: this.limits.clientHeader,
     });
     this.#abandoned.add(client, workMs);
   }
 
   #report({ record, failure, span }: Life): void {
-    const { clock, log, metrics } = this.#fleet.ambient;
+    const { clock, log, metrics } = this.fleet.ambient;
     const { endpoint, status = 200 } = record;
     const isProxys = failure !== undefined && !isClients(failure);
     this.counts.ended(status, failure);
@@ -225,7 +223,7 @@ export class RequestLives {
     const header = this.#unforwarded.find((name) => headers[name] !== undefined);
     if (header === undefined) return;
     this.#unforwarded = [];
-    this.#fleet.ambient.log.warn("header-not-forwarded", {
+    this.fleet.ambient.log.warn("header-not-forwarded", {
       header,
       hint: `instances do not get clients' credentials; forwardHeaders or --forward-header ${header} sends them`,
     });

@@ -10,18 +10,15 @@ const NONE: ReadonlySet<Instance> = new Set();
 
 /** Learns from answers which instances lack a model that others have, such as a LoRA adapter. */
 export class MissingModels {
-  readonly #clock: Clock;
   /** The time until which each instance lacks a model, by model. */
   readonly #byModel = new Map<string, Map<Instance, number>>();
 
-  constructor(clock: Clock) {
-    this.#clock = clock;
-  }
+  constructor(private readonly clock: Clock) {}
 
   add(model: unknown, instances: Iterable<Instance>): void {
     if (typeof model !== "string" || model.length > LONGEST_NAME) return;
     const known = this.#byModel.get(model) ?? new Map<Instance, number>();
-    for (const instance of instances) known.set(instance, this.#clock.now() + REMEMBERED_MS);
+    for (const instance of instances) known.set(instance, this.clock.now() + REMEMBERED_MS);
     this.#byModel.set(model, known);
     const [first] = this.#byModel.keys();
     if (this.#byModel.size > MOST_MODELS && first !== undefined) this.#byModel.delete(first);
@@ -30,7 +27,7 @@ export class MissingModels {
   lacking(model: unknown): ReadonlySet<Instance> {
     const known = this.#byModel.get(String(model));
     if (known === undefined) return NONE;
-    const nowMs = this.#clock.now();
+    const nowMs = this.clock.now();
     return new Set(
       [...known].filter(([, untilMs]) => nowMs < untilMs).map(([instance]) => instance),
     );

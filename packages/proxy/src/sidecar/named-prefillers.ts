@@ -34,7 +34,6 @@ type SidecarSettings = NonNullable<ProxySettings["sidecar"]>;
  */
 export class NamedPrefillers {
   readonly #pool: InstancePool;
-  readonly #settings: SidecarSettings;
   readonly #ambient: Ambient;
   readonly #allowlist: Allowlist;
   #found: ReadonlyMap<string, InstanceSpec> = new Map();
@@ -46,9 +45,11 @@ export class NamedPrefillers {
   readonly #namedAtMs = new Map<PooledInstance, number>();
 
   /** @throws `KV_CONFIG_INVALID` for an entry of the allowlist that cannot be read. */
-  constructor({ pools, discovery, ambient }: Fleet, settings: SidecarSettings) {
+  constructor(
+    { pools, discovery, ambient }: Fleet,
+    private readonly settings: SidecarSettings,
+  ) {
     this.#pool = pools.prefill;
-    this.#settings = settings;
     this.#ambient = ambient;
     this.#allowlist = new Allowlist(settings.allow);
     this.#watch = discovery?.watch(
@@ -98,7 +99,7 @@ export class NamedPrefillers {
     const source = typeof value === "string" ? value.trim() : "";
     if (source === "") return undefined;
     const { log, random } = this.#ambient;
-    const settings = this.#settings;
+    const settings = this.settings;
     const why = this.#whyNoSource(source);
     if (why !== undefined) {
       if (settings.p2pPull || !this.#hasWarned)
@@ -126,19 +127,19 @@ export class NamedPrefillers {
   }
 
   #whyNoSource(source: string): string | undefined {
-    if (!this.#settings.p2pPull) return "--enable-p2p-pull is not given";
+    if (!this.settings.p2pPull) return "--enable-p2p-pull is not given";
     if (!HOST_PORT.test(source) || source.includes("@") || !URL.canParse(`http://${source}`))
       return "it is not host:port";
     const url = `http://${source}`;
     const isAllowed =
-      this.#settings.kvPools.includes(source) ||
+      this.settings.kvPools.includes(source) ||
       this.#foundHosts.has(addressOf(url)) ||
       this.#allowlist.allows(url);
     return isAllowed ? undefined : "it is not allowed here";
   }
 
   #allowed(name: string, requestId: string): InstanceSpec {
-    const { prefillTls, kv } = this.#settings;
+    const { prefillTls, kv } = this.settings;
     const spec = parsedSpec(name, prefillTls);
     const found = this.#found.get(instanceName(spec));
     if (found !== undefined) return found;

@@ -170,7 +170,6 @@ export const MOST_ENDED = 100;
 const MOST_RUNNING = 50;
 
 export class RequestHistory {
-  readonly #clock: Clock;
   /** Wall-clock ms since 1970 at zero of the proxy's clock. */
   readonly #epochMs: number;
   readonly #running = new Set<RequestRecord>();
@@ -178,8 +177,7 @@ export class RequestHistory {
   readonly #listeners = new Set<(summary: RequestSummary) => void>();
 
   /** Reads the wall clock once; later times are those of `clock`. */
-  constructor(clock: Clock) {
-    this.#clock = clock;
+  constructor(private readonly clock: Clock) {
     this.#epochMs = Date.now() - clock.now();
   }
 
@@ -241,7 +239,7 @@ export class RequestHistory {
       began_at: new Date(this.#epochMs + startedAtMs).toISOString(),
       outcome: record.outcome,
       ...Object.fromEntries(Object.entries(known).filter(([, value]) => value !== undefined)),
-      duration_ms: record.durationMs ?? this.#clock.now() - startedAtMs,
+      duration_ms: record.durationMs ?? this.clock.now() - startedAtMs,
     };
   };
 }

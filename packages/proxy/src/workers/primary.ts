@@ -45,7 +45,6 @@ const MAX_RESTART_MS = 30_000;
  * admin routes, and replaces workers that end.
  */
 export class WorkerGroup {
-  #options: CliOptions;
   readonly #log: Log;
   readonly #clock: Clock;
   readonly #workers = new Map<number, RunningWorker>();
@@ -62,8 +61,10 @@ export class WorkerGroup {
   #restartMs = FIRST_RESTART_MS;
   #loadsTimer: Timer | undefined;
 
-  constructor(options: CliOptions, { log, clock }: { readonly log: Log; readonly clock: Clock }) {
-    this.#options = options;
+  constructor(
+    private options: CliOptions,
+    { log, clock }: { readonly log: Log; readonly clock: Clock },
+  ) {
     this.#log = log;
     this.#clock = clock;
     this.#port = options.port;
@@ -88,7 +89,7 @@ export class WorkerGroup {
 
   /** @throws The errors of a worker that cannot start; `KV_CONFIG_INVALID` when a port is taken. */
   async start(): Promise<WorkerGroupAddress> {
-    const { host, workers } = this.#options;
+    const { host, workers } = this.options;
     cluster.schedulingPolicy = cluster.SCHED_RR;
     // A worker's successor must find the same port.
     if (this.#port === 0) this.#port = await freePort(host);
@@ -118,11 +119,11 @@ export class WorkerGroup {
   reload({ settings, logLevel }: CliOptions): Promise<Reloaded> {
     return this.#inTurn(async () => {
       readSettings(settings);
-      const next = { ...this.#options, settings, logLevel };
+      const next = { ...this.options, settings, logLevel };
       const answers = await Promise.all(
         this.#serving().map(({ calls }) => calls.call<Reloaded>("reload", next)),
       );
-      this.#options = next;
+      this.options = next;
       return answers[0] ?? { changed: [], needRestart: [] };
     });
   }
@@ -189,7 +190,7 @@ export class WorkerGroup {
       const changes = this.#changes.list();
       return {
         started: calls.call<WorkerStarted>("start", {
-          options: this.#options,
+          options: this.options,
           port: this.#port,
           changes,
         } satisfies WorkerStart),
