@@ -4,11 +4,11 @@ import {
   Fleet,
   type FleetStatus,
   type FrontEndOptions,
+  invalidConfig,
   type Reloaded,
   reloadedSettings,
 } from "@kv/fleet/front-end";
 import { Certificate } from "@kv/http";
-import { KvError } from "@kv/interface";
 import { type PickerSettings, type PickerSettingsInput, readSettings } from "./config/settings.js";
 import { ExtProc } from "./ext-proc/processed-request.js";
 import { hasAddress } from "./pick/endpoint-picker.js";
@@ -214,12 +214,9 @@ function requireAddresses({ decoders }: PickerSettings): void {
   for (const decoder of decoders) {
     const { url } = parseInstanceSpec(decoder);
     if (hasAddress({ url })) continue;
-    throw new KvError(
-      "KV_CONFIG_INVALID",
+    throw invalidConfig(
       `the decode instance ${url} has a name in place of an IP address`,
-      {
-        hint: "gateways take ip:port: give --decode ip:port, or --dns-decode, which resolves names",
-      },
+      "gateways take ip:port: give --decode ip:port, or --dns-decode, which resolves names",
     );
   }
 }

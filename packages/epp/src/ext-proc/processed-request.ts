@@ -10,6 +10,7 @@ import {
   type KvSource,
   PREFILLER_HEADER,
   parseRequestInSteps,
+  reportEnd,
   requestIdOf,
   traceparentOf,
 } from "@kv/fleet/front-end";
@@ -19,7 +20,9 @@ import {
   errorForClient,
   IncomingBody,
   overloaded,
+  refusedRequest,
   shortened,
+  statusOf,
 } from "@kv/http";
 import { KvError, type Span, type Timer } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
@@ -36,10 +39,8 @@ import {
   MessageOrder,
   type MessagePart,
   metadataTexts,
-  outcomeLabel,
   type ProcessingRequest,
   type ProcessingResponse,
-  refusalStatus,
   requireFullDuplex,
   requireServed,
   upstreamAddress,
@@ -70,6 +71,7 @@ export class ExtProc {
   ) {
     this.picker = new EndpointPicker({ fleet, settings });
     const { bodiesLengthBytes } = settings.limits;
+    // As of one client: to a gateway 503 means a picker without instances, and 429 an overload.
     this.budget = new BodyBudget({
       bodiesLengthBytes,
       bodiesPerClientLengthBytes: bodiesLengthBytes,
@@ -210,10 +212,12 @@ class ProcessedRequest {
       });
     const endpoints = metadataTexts(message, SUBSET_NAMESPACE, SUBSET_KEY);
     if (endpoints !== undefined && endpoints.length > limits.subsetEndpoints)
-      throw new KvError("KV_REQUEST_INVALID", `the subset hint has ${endpoints.length} endpoints`, {
-        hint: `the limit is ${limits.subsetEndpoints}, limits.subsetEndpoints`,
-        details: { limit: "limits.subsetEndpoints" },
-      });
+      throw refusedRequest(
+        400,
+        `the subset hint has ${endpoints.length} endpoints`,
+        `the limit is ${limits.subsetEndpoints}, limits.subsetEndpoints`,
+        { limit: "limits.subsetEndpoints" },
+      );
     this.#subset = endpoints === undefined ? undefined : new Set(endpoints);
     requireServed(this.#headers[":method"] ?? "", this.#path);
     // One budget counts what all gateways send.
@@ -356,7 +360,7 @@ class ProcessedRequest {
     const form = this.#path === "/v1/messages" ? "anthropic" : "openai";
     this.call.write({
       immediate_response: {
-        status: { code: refusalStatus(error) },
+        status: { code: statusOf(error) },
         headers: headerMutation(headers),
         body: Buffer.from(errorBody(shown, this.#requestId, form)),
         details: error.code,
@@ -393,15 +397,8 @@ class ProcessedRequest {
   }
 
   #report(status: number | undefined): void {
-    const { clock, log, metrics } = this.extProc.fleet.ambient;
-    const failure = this.#failure;
-    const durationMs = clock.now() - this.#startedAtMs;
-    const endpoint = endpointLabel(this.#path);
-    const outcome = failure?.code ?? outcomeLabel(status ?? 0);
-    metrics.count("kv_proxy_requests_total", 1, { endpoint, outcome });
-    metrics.observe("kv_proxy_request_duration_seconds", durationMs / 1000, { endpoint });
-    const { limit } = failure?.details ?? {};
-    if (typeof limit === "string") metrics.count("kv_proxy_refused_total", 1, { limit });
+    const { ambient } = this.extProc.fleet;
+    const durationMs = ambient.clock.now() - this.#startedAtMs;
     const fields = {
       requestId: this.#requestId,
       endpoint: shortened(this.#path),
@@ -410,16 +407,13 @@ class ProcessedRequest {
       prefill: this.#choice?.prefill?.instance.url,
       decode: this.#decode?.instance.url,
     };
-    if (failure === undefined) log.info("request-done", fields);
-    else if (failure.code === "KV_REQUEST_ABORTED") log.info("request-aborted", fields);
-    else {
-      // The message may repeat a value of the client's body.
-      const { code, message, details } = failure;
-      const shown =
-        code === "KV_REQUEST_INVALID" ? { code, param: details.param } : { code, message };
-      if (refusalStatus(failure) < 500) log.info("request-refused", { ...fields, ...shown });
-      else log.warn("request-failed", { ...fields, ...shown });
-    }
+    reportEnd(ambient, {
+      endpoint: endpointLabel(this.#path),
+      status: status ?? 0,
+      failure: this.#failure,
+      durationMs,
+      fields,
+    });
   }
 }
 

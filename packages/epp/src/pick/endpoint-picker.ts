@@ -9,7 +9,12 @@ import {
   type RoutingContext,
   type Visit,
 } from "@kv/fleet";
-import { type Fleet, type GenerationRequest, getOrAdd } from "@kv/fleet/front-end";
+import {
+  cannotDisaggregate,
+  type Fleet,
+  type GenerationRequest,
+  getOrAdd,
+} from "@kv/fleet/front-end";
 import { overloaded } from "@kv/http";
 import { KvError } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
@@ -88,10 +93,7 @@ export class EndpointPicker {
       this.options.fleet.ambient.metrics.count("kv_proxy_decode_alone_total");
       return true;
     }
-    const message = `prefill and decode of this request cannot run on two instances: ${why}`;
-    throw new KvError("KV_REQUEST_INVALID", message, {
-      hint: "change the request; or run the picker with --unsplittable decode-computes, which sends such requests to one decode instance",
-    });
+    throw cannotDisaggregate(why);
   }
 
   #oneLegPays(context: PickContext, decode: PooledInstance): boolean {

@@ -2,8 +2,17 @@ import { createHash, timingSafeEqual } from "node:crypto";
 import { readFile } from "node:fs/promises";
 import type { IncomingHttpHeaders, IncomingMessage, ServerResponse } from "node:http";
 import { isIP } from "node:net";
-import { HttpServer, httpUrl, overloaded, send, sendJson, shortened, type Turn } from "@kv/http";
-import { type Clock, KvError, type Timer } from "@kv/interface";
+import {
+  HttpServer,
+  httpUrl,
+  overloaded,
+  refusedRequest,
+  send,
+  sendJson,
+  shortened,
+  type Turn,
+} from "@kv/http";
+import type { Clock, KvError, Timer } from "@kv/interface";
 import { INSTANCE_CHANGES, type InstanceChange } from "./instance-changes.js";
 
 /** Options of `AdminServer`. */
@@ -154,13 +163,10 @@ export class AdminServer {
       ...(this.#options.operations.page === undefined ? [] : ["GET /"]),
       ...this.#routes.keys(),
     ];
-    return new KvError(
-      "KV_REQUEST_INVALID",
+    return refusedRequest(
+      404,
       `there is no admin route ${method} ${shortened(url)}`,
-      {
-        hint: `the routes are ${routes.join(", ")}`,
-        details: { httpStatus: 404 },
-      },
+      `the routes are ${routes.join(", ")}`,
     );
   }
 
@@ -221,7 +227,8 @@ function checkAdminRequest(headers: IncomingHttpHeaders, settings: AdminHosts): 
   const { host = "", origin } = headers;
   const name = host.replace(/:\d+$/, "").toLowerCase();
   if (!isAllowed(name, settings)) {
-    throw forbidden(
+    throw refusedRequest(
+      403,
       `the Host of the request is ${shortened(host)}, which the admin routes do not serve`,
       "use an IP address or localhost, or name the host in admin.allowedHosts (--admin-allowed-host)",
     );
@@ -231,7 +238,8 @@ function checkAdminRequest(headers: IncomingHttpHeaders, settings: AdminHosts): 
     /^https?:\/\/(.*)$/i.exec(origin)?.[1]?.toLowerCase() === host.toLowerCase()
   )
     return;
-  throw forbidden(
+  throw refusedRequest(
+    403,
     `the request comes from a page of another origin, ${shortened(origin)}`,
     "open the page of the admin port itself",
   );
@@ -243,10 +251,6 @@ function isAllowed(name: string, { host, token, allowedHosts }: AdminHosts): boo
     return true;
   // A page that rebinds a name does not know the token.
   return token !== undefined && allowedHosts.length === 0;
-}
-
-function forbidden(message: string, hint: string): KvError {
-  return new KvError("KV_REQUEST_INVALID", message, { hint, details: { httpStatus: 403 } });
 }
 
 /**
@@ -266,8 +270,9 @@ export function requireToken(
       : otherwise;
   const digest = (text: string) => createHash("sha256").update(text).digest();
   if (typeof received === "string" && timingSafeEqual(digest(received), digest(token))) return;
-  throw new KvError("KV_REQUEST_INVALID", "the token of the admin routes is missing or wrong", {
-    hint: "send Authorization: Bearer TOKEN",
-    details: { httpStatus: 401 },
-  });
+  throw refusedRequest(
+    401,
+    "the token of the admin routes is missing or wrong",
+    "send Authorization: Bearer TOKEN",
+  );
 }

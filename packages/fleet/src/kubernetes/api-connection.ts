@@ -1,7 +1,7 @@
 import { request as httpRequest, type IncomingMessage } from "node:http";
 import { request as httpsRequest, type RequestOptions } from "node:https";
 import type { KubeConfig } from "@kubernetes/client-node";
-import { KvError } from "@kv/interface";
+import { invalidConfig } from "../settings/invalid-config.js";
 
 /**
  * The API server and its user. Without a file: `KUBECONFIG`, `~/.kube/config`, or the service
@@ -130,19 +130,16 @@ async function loadConfig({ kubeconfig, context }: KubernetesAccess): Promise<Ku
     else config.loadFromFile(kubeconfig);
     if (context !== undefined) config.setCurrentContext(context);
   } catch (cause) {
-    throw new KvError(
-      "KV_CONFIG_INVALID",
+    throw invalidConfig(
       `the kubeconfig ${kubeconfig ?? ""} cannot be read: ${cause}`,
-      {
-        cause,
-      },
+      undefined,
+      cause,
     );
   }
   if (config.getCurrentCluster() !== null) return config;
-  throw new KvError(
-    "KV_CONFIG_INVALID",
+  throw invalidConfig(
     `the kubeconfig ${kubeconfig ?? ""} has no cluster for the context ${config.getCurrentContext()}`,
-    { hint: "name a context of the file; in a pod, mount the token of its service account" },
+    "name a context of the file; in a pod, mount the token of its service account",
   );
 }
 
@@ -151,10 +148,10 @@ async function createConfig(): Promise<KubeConfig> {
     const client = await import("@kubernetes/client-node");
     return new client.KubeConfig();
   } catch (cause) {
-    throw new KvError(
-      "KV_CONFIG_INVALID",
+    throw invalidConfig(
       "discovery in Kubernetes needs the package @kubernetes/client-node, which cannot be loaded",
-      { hint: "npm install @kubernetes/client-node@1 (version 2 needs Node 22.19)", cause },
+      "npm install @kubernetes/client-node@1 (version 2 needs Node 22.19)",
+      cause,
     );
   }
 }

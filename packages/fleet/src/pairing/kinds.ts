@@ -1,6 +1,7 @@
 import { KvError, type Timer } from "@kv/interface";
 import { type Instance, instanceName, type Role } from "../instances/instance.js";
-import { getOrAdd, type PooledInstance } from "../instances/pooled-instance.js";
+import { getOrAdd, type PooledInstance, putLast } from "../instances/pooled-instance.js";
+import { invalidConfig } from "../settings/invalid-config.js";
 import { checkKey, checkPair, fitting, misfit, type PairCheck } from "./check-pair.js";
 import { type EngineFacts, modeIn, type SideChannelAddress } from "./engine-facts.js";
 import type { PairingSettings } from "./pairing-settings.js";
@@ -110,10 +111,7 @@ export class Entry {
       mode: modeIn(factors) ?? own?.mode ?? facts.mode,
     };
     this.stale = false;
-    engines.delete(facts.engineId);
-    engines.set(facts.engineId, this.facts);
-    const [oldest] = engines.keys();
-    if (engines.size > MAX_ENGINES && oldest !== undefined) engines.delete(oldest);
+    putLast(engines, facts.engineId, this.facts, MAX_ENGINES);
   }
 }
 
@@ -133,9 +131,10 @@ function isOwnHost(host: string): boolean {
 export function addressUnknown(role: Role): KvError {
   const learned = role === "prefill" ? " before its first answer" : "";
   const message = `the address of its side channel is not known${learned}`;
-  return new KvError("KV_CONFIG_INVALID", message, {
-    hint: `vLLM does not announce it over HTTP: give --${role}-side-channel-port, or kv.port of the instance in a configuration or discovery file (vLLM's default: 5600); --pairing off ends this warning`,
-  });
+  return invalidConfig(
+    message,
+    `vLLM does not announce it over HTTP: give --${role}-side-channel-port, or kv.port of the instance in a configuration or discovery file (vLLM's default: 5600); --pairing off ends this warning`,
+  );
 }
 
 /**

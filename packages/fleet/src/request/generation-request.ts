@@ -333,6 +333,14 @@ function isNamedTwice(text: string, name: string): boolean {
   return mayBe && timesNamed(text, name) > 1;
 }
 
+/** The error for a request that two instances would answer wrongly. */
+export function cannotDisaggregate(why: string): KvError {
+  const message = `prefill and decode of this request cannot run on two instances: ${why}`;
+  return new KvError("KV_REQUEST_INVALID", message, {
+    hint: "change the request; or start with --unsplittable decode-computes, which sends such requests to one decode instance",
+  });
+}
+
 /** Why two instances would answer wrongly (vLLM 0.32 and 0.33); else undefined. */
 function disaggregationLimit(endpoint: string, fields: Fields): string | undefined {
   if (fields.use_beam_search === true) {

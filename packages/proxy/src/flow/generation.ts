@@ -1,5 +1,10 @@
 import type { Instance } from "@kv/fleet";
-import { type Deadline, type Endpoint, parseRequestInSteps } from "@kv/fleet/front-end";
+import {
+  cannotDisaggregate,
+  type Deadline,
+  type Endpoint,
+  parseRequestInSteps,
+} from "@kv/fleet/front-end";
 import type { ReceivedBody } from "@kv/http";
 import { KvError } from "@kv/interface";
 import type { ClientRequest, Part } from "../legs/client-request.js";
@@ -132,13 +137,6 @@ export class Generation {
     const filter = new AnswerFilter(endpoint, answer);
     return streamResponse(client, answer, this.legs.settings, filter);
   }
-}
-
-function cannotDisaggregate(why: string): KvError {
-  const message = `prefill and decode of this request cannot run on two instances: ${why}`;
-  return new KvError("KV_REQUEST_INVALID", message, {
-    hint: "change the request; or run the proxy with --unsplittable decode-computes, which sends such requests to one decode instance",
-  });
 }
 
 interface FirstPrefill {

@@ -6,6 +6,7 @@ import {
   promptIds,
   readKvObject,
   TurnDigests,
+  within,
 } from "@kv/fleet/front-end";
 import { editMembers } from "@kv/http";
 import { KvError, type Timer } from "@kv/interface";
@@ -342,12 +343,8 @@ export class ReadbackStrategy implements DisaggregationStrategy {
       for (let one = left.pop(); one !== undefined; one = left.pop())
         await this.#releaseObject(requester, one);
     };
-    let timer: Timer | undefined;
-    const late = new Promise<void>((resolve) => {
-      timer = this.legs.ambient.clock.setTimer(resolve, CLOSE_MS);
-    });
-    await Promise.race([Promise.all(Array.from({ length: RELEASES }, release)), late]);
-    timer?.cancel();
+    const released = Promise.all(Array.from({ length: RELEASES }, release));
+    await within(this.legs.ambient.clock, CLOSE_MS, released);
   }
 
   async #releaseObject(requester: Requester, object: KeptObject): Promise<void> {

@@ -1,6 +1,6 @@
 import type { Instance, Pairing, Visit } from "@kv/fleet";
-import type { Deadline } from "@kv/fleet/front-end";
-import { KvError, type Timer } from "@kv/interface";
+import { type Deadline, within } from "@kv/fleet/front-end";
+import { KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import type { Part } from "../legs/client-request.js";
 import { type LegEnd, type Legs, legValue } from "../legs/legs.js";
@@ -366,12 +366,7 @@ class ConcurrentLegs {
   /** D already has P's KV, so P's answer is near. */
   async #cachedTokens(): Promise<number | undefined> {
     const { clock } = this.legs.ambient;
-    let timer: Timer | undefined;
-    const late = new Promise<undefined>((resolve) => {
-      timer = clock.setTimer(() => resolve(undefined), CACHED_TOKENS_MS);
-    });
-    const outcome = (await Promise.race([this.#prefilling, late]))?.value;
-    timer?.cancel();
+    const outcome = (await within(clock, CACHED_TOKENS_MS, this.#prefilling))?.value;
     return outcome?.kind === "kv" ? cachedTokensOf(outcome.fields) : undefined;
   }
 

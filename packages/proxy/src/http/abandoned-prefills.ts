@@ -1,3 +1,4 @@
+import { putLast } from "@kv/fleet/front-end";
 import { overloaded } from "@kv/http";
 import type { Clock } from "@kv/interface";
 
@@ -65,10 +66,6 @@ export class AbandonedPrefills {
     const last = parts.at(-1);
     if (last !== undefined && nowMs - last.atMs < windowMs / PARTS_OF_WINDOW) last.workMs += workMs;
     else parts.push({ atMs: nowMs, workMs });
-    this.#byClient.delete(client);
-    this.#byClient.set(client, parts);
-    if (this.#byClient.size <= MAX_CLIENTS) return;
-    const [quietest] = this.#byClient.keys();
-    if (quietest !== undefined) this.#byClient.delete(quietest);
+    putLast(this.#byClient, client, parts, MAX_CLIENTS);
   }
 }

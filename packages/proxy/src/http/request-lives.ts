@@ -3,6 +3,7 @@ import {
   Deadline,
   type Fleet,
   forwardedHeaders,
+  reportEnd,
   requestIdOf,
   traceparentOf,
 } from "@kv/fleet/front-end";
@@ -22,13 +23,7 @@ import { KvError, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import type { ClientRequest } from "../legs/client-request.js";
 import { Attempts } from "../legs/tries.js";
-import {
-  isClients,
-  RequestCounts,
-  RequestHistory,
-  RequestRecord,
-  statusName,
-} from "../telemetry/request-record.js";
+import { RequestCounts, RequestHistory, RequestRecord } from "../telemetry/request-record.js";
 import { AbandonedPrefills } from "./abandoned-prefills.js";
 import type { ResolvedLimits } from "./resolved-limits.js";
 
@@ -192,31 +187,21 @@ export class RequestLives {
   }
 
   #report({ record, failure, span }: Life): void {
-    const { clock, log, metrics } = this.fleet.ambient;
+    const { clock, metrics } = this.fleet.ambient;
     const { endpoint, status = 200 } = record;
-    const isProxys = failure !== undefined && !isClients(failure);
     this.counts.ended(status, failure);
     const durationMs = clock.now() - record.startedAtMs;
-    const outcome = failure?.code ?? statusName(status);
     record.durationMs = durationMs;
-    record.outcome = outcome;
     span?.set({ "http.response.status_code": status });
-    span?.end(isProxys ? failure : undefined);
-    metrics.count("kv_proxy_requests_total", 1, { endpoint, outcome });
-    metrics.observe("kv_proxy_request_duration_seconds", durationMs / 1000, { endpoint });
+    span?.end(failure !== undefined && statusOf(failure) >= 500 ? failure : undefined);
     if (record.prefillMs !== undefined)
       metrics.observe("kv_proxy_prefill_duration_seconds", record.prefillMs / 1000);
     if (record.firstByteMs !== undefined && record.streamed === true)
       metrics.observe("kv_proxy_first_byte_seconds", record.firstByteMs / 1000);
     if (record.parts !== undefined) metrics.count("kv_proxy_parts_total", record.parts);
+    const ended = { endpoint, status, failure, durationMs, fields: record.logFields() };
+    record.outcome = reportEnd(this.fleet.ambient, ended);
     this.history.add(record);
-    const fields = { ...record.logFields(), ...(failure && loggedFailure(failure)) };
-    if (isProxys) log.warn("request-failed", fields);
-    else if (failure === undefined) log.info("request-done", fields);
-    else if (failure.code === "KV_REQUEST_ABORTED") log.info("request-aborted", fields);
-    else log.info("request-refused", fields);
-    const { limit } = failure?.details ?? {};
-    if (typeof limit === "string") metrics.count("kv_proxy_refused_total", 1, { limit });
   }
 
   #warnOfCredentials(headers: IncomingHttpHeaders): void {
@@ -228,11 +213,6 @@ export class RequestLives {
       hint: `instances do not get clients' credentials; forwardHeaders or --forward-header ${header} sends them`,
     });
   }
-}
-
-/** Not logged: a message about a client's error may repeat a value of its body. */
-function loggedFailure({ code, message, details }: KvError): object {
-  return code === "KV_REQUEST_INVALID" ? { code, param: details.param } : { code, message };
 }
 
 /** Closes the connection after `lastEvent`, so that an incomplete answer does not look whole. */

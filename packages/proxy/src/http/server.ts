@@ -1,5 +1,6 @@
 import { createHash } from "node:crypto";
 import {
+  countRefusal,
   DECODE_ROUTES,
   ENDPOINTS,
   INSTANCE_CHANGES,
@@ -70,7 +71,7 @@ export class ClientServer {
       parses: fleet.parses,
       serve: (turn) => this.#serve(turn),
       answerError: (error) => {
-        this.#countRefusal(error);
+        countRefusal(fleet.ambient.metrics, error);
         return errorAnswer(errorForClient(error, settings.exposeInstances));
       },
     });
@@ -184,12 +185,6 @@ export class ClientServer {
     if (typeof name !== "string" || name === "") return client;
     // The name may be a key, which must not stay in memory.
     return createHash("sha256").update(name).digest("base64");
-  }
-
-  #countRefusal({ details }: KvError): void {
-    const { limit } = details;
-    if (typeof limit === "string")
-      this.options.legs.fleet.ambient.metrics.count("kv_proxy_refused_total", 1, { limit });
   }
 }
 

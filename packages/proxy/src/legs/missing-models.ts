@@ -1,9 +1,10 @@
 import type { Instance } from "@kv/fleet";
+import { putLast } from "@kv/fleet/front-end";
 import type { Clock } from "@kv/interface";
 
 /** Short, because instances may load a LoRA adapter at run time. */
 const REMEMBERED_MS = 60_000;
-/** Beyond this number, the model that was learned first is forgotten. */
+/** Beyond this number, the model of which nothing was learned longest is forgotten. */
 const MOST_MODELS = 1_000;
 const LONGEST_NAME = 256;
 const NONE: ReadonlySet<Instance> = new Set();
@@ -19,9 +20,7 @@ export class MissingModels {
     if (typeof model !== "string" || model.length > LONGEST_NAME) return;
     const known = this.#byModel.get(model) ?? new Map<Instance, number>();
     for (const instance of instances) known.set(instance, this.clock.now() + REMEMBERED_MS);
-    this.#byModel.set(model, known);
-    const [first] = this.#byModel.keys();
-    if (this.#byModel.size > MOST_MODELS && first !== undefined) this.#byModel.delete(first);
+    putLast(this.#byModel, model, known, MOST_MODELS);
   }
 
   lacking(model: unknown): ReadonlySet<Instance> {

@@ -8,6 +8,7 @@ import {
   type Reloaded,
   readChange,
   WorkerMetrics,
+  within,
 } from "@kv/fleet/front-end";
 import { listen } from "@kv/http";
 import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
@@ -250,12 +251,7 @@ export class WorkerGroup {
     const asked = this.#serving().map(async (running) => {
       answers.push([running, await running.calls.call<T>(name)]);
     });
-    let timer: Timer | undefined;
-    const late = new Promise<void>((resolve) => {
-      timer = this.#clock.setTimer(resolve, ANSWER_MS, { ref: true });
-    });
-    await Promise.race([Promise.allSettled(asked), late]);
-    timer?.cancel();
+    await within(this.#clock, ANSWER_MS, Promise.allSettled(asked));
     return [...answers];
   }
 
