@@ -32,6 +32,5 @@ export * from "./telemetry/autoscaling-signals.js";
 export * from "./telemetry/json-log.js";
 export * from "./telemetry/open-tracer.js";
 export * from "./telemetry/prometheus.js";
-export * from "./upstream/body-queue.js";
 export * from "./upstream/forwarded-headers.js";
 export * from "./upstream/upstream.js";

@@ -37,7 +37,10 @@ export class ApiError extends Error {
 export class ApiConnection {
   #config: Promise<KubeConfig> | undefined;
 
-  constructor(private readonly access: KubernetesAccess) {}
+  constructor(
+    private readonly access: KubernetesAccess,
+    private readonly loadClient = () => import("@kubernetes/client-node"),
+  ) {}
 
   /** @throws `KV_CONFIG_INVALID`. */
   async namespace(): Promise<string> {
@@ -115,43 +118,35 @@ export class ApiConnection {
   }
 
   #loaded(): Promise<KubeConfig> {
-    this.#config ??= loadConfig(this.access).catch((error: unknown) => {
+    this.#config ??= this.#load().catch((error: unknown) => {
       this.#config = undefined;
       throw error;
     });
     return this.#config;
   }
-}
 
-async function loadConfig({ kubeconfig, context }: KubernetesAccess): Promise<KubeConfig> {
-  const config = await createConfig();
-  try {
-    if (kubeconfig === undefined) config.loadFromDefault();
-    else config.loadFromFile(kubeconfig);
-    if (context !== undefined) config.setCurrentContext(context);
-  } catch (cause) {
+  async #load(): Promise<KubeConfig> {
+    const { kubeconfig, context } = this.access;
+    const client = await this.loadClient().catch((cause: unknown) => {
+      throw invalidConfig(
+        "discovery in Kubernetes needs the package @kubernetes/client-node, which cannot be loaded",
+        "npm install @kubernetes/client-node@1 (version 2 needs Node 22.19)",
+        cause,
+      );
+    });
+    const config = new client.KubeConfig();
+    const file = `the kubeconfig ${kubeconfig ?? ""}`;
+    try {
+      if (kubeconfig === undefined) config.loadFromDefault();
+      else config.loadFromFile(kubeconfig);
+      if (context !== undefined) config.setCurrentContext(context);
+    } catch (cause) {
+      throw invalidConfig(`${file} cannot be read: ${cause}`, undefined, cause);
+    }
+    if (config.getCurrentCluster() !== null) return config;
     throw invalidConfig(
-      `the kubeconfig ${kubeconfig ?? ""} cannot be read: ${cause}`,
-      undefined,
-      cause,
-    );
-  }
-  if (config.getCurrentCluster() !== null) return config;
-  throw invalidConfig(
-    `the kubeconfig ${kubeconfig ?? ""} has no cluster for the context ${config.getCurrentContext()}`,
-    "name a context of the file; in a pod, mount the token of its service account",
-  );
-}
-
-async function createConfig(): Promise<KubeConfig> {
-  try {
-    const client = await import("@kubernetes/client-node");
-    return new client.KubeConfig();
-  } catch (cause) {
-    throw invalidConfig(
-      "discovery in Kubernetes needs the package @kubernetes/client-node, which cannot be loaded",
-      "npm install @kubernetes/client-node@1 (version 2 needs Node 22.19)",
-      cause,
+      `${file} has no cluster for the context ${config.getCurrentContext()}`,
+      "name a context of the file; in a pod, mount the token of its service account",
     );
   }
 }

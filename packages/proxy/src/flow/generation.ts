@@ -248,7 +248,7 @@ class FanOut {
   async #runFurtherCopy(part: Part, prompt: number) {
     const first = this.#firstPrefills.get(prompt);
     await first?.ended;
-    if (part.deadline.aborted) throw part.deadline.reason;
+    part.deadline.throwIfAborted();
     return this.strategy.run({ ...part, preferredPrefill: first?.instance });
   }
 

@@ -65,7 +65,7 @@ export class ReadbackStrategy implements DisaggregationStrategy {
 
   async run(given: Part): Promise<LegAnswer> {
     const turn = await this.#turnOf(given);
-    if (given.deadline.aborted) throw given.deadline.reason;
+    given.deadline.throwIfAborted();
     const refusal = typeof turn === "string" ? turn : undefined;
     const part = this.#readingAnswer(given, refusal);
     const object = typeof turn === "string" ? undefined : await this.#claim(part, turn.digests);
@@ -121,7 +121,7 @@ export class ReadbackStrategy implements DisaggregationStrategy {
       const visit = part.deadline.aborted ? undefined : prefillers.visit(part, excluded, holder);
       if (visit === undefined) {
         await this.objects.giveBack(object);
-        if (part.deadline.aborted) throw part.deadline.reason;
+        part.deadline.throwIfAborted();
         this.#refused(part, "no-prefill");
         return undefined;
       }
@@ -145,7 +145,7 @@ export class ReadbackStrategy implements DisaggregationStrategy {
           continue;
         }
         this.#releaseLater(part, object);
-        if (part.deadline.aborted) throw part.deadline.reason;
+        part.deadline.throwIfAborted();
         // vLLM waits forever without the setting, or where its kv_load_failure_policy is recompute.
         // A P that breaks off leaves its pool until it is back.
         if (KvError.is(error, "KV_REQUEST_TIMEOUT"))

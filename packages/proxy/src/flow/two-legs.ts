@@ -120,7 +120,7 @@ export class TwoLegs implements DisaggregationStrategy {
       this.engines.learn(outcome);
       await this.engines.confirm(instance);
       // The request may have ended with the answer's last bytes.
-      if (part.deadline.aborted) throw part.deadline.reason;
+      part.deadline.throwIfAborted();
       const { remote_block_ids: blockIds } = outcome.fields.kv_transfer_params as {
         readonly remote_block_ids?: unknown;
       };
@@ -326,7 +326,7 @@ class ConcurrentLegs {
     if (answer === undefined || decoded.fault !== undefined) {
       this.#prefillDeadline.abort(new KvError("KV_REQUEST_ABORTED", "the decode leg failed"));
       await this.#prefilling;
-      this.#throwIfAborted();
+      this.part.deadline.throwIfAborted();
       return { prefill, decoded };
     }
     if (answer.status === 200) return { prefill, decoded: { value: this.#counted(answer) } };
@@ -350,7 +350,7 @@ class ConcurrentLegs {
     const { value: answer } = await this.#decoding;
     answer?.discard();
     answer?.visit.abandoned();
-    this.#throwIfAborted();
+    this.part.deadline.throwIfAborted();
     return this.#isOtherEngine ? { again: why } : { prefilled, mayRetry: true };
   }
 
@@ -368,11 +368,6 @@ class ConcurrentLegs {
     const { clock } = this.legs.ambient;
     const outcome = (await within(clock, CACHED_TOKENS_MS, this.#prefilling))?.value;
     return outcome?.kind === "kv" ? cachedTokensOf(outcome.fields) : undefined;
-  }
-
-  #throwIfAborted(): void {
-    const { deadline } = this.part;
-    if (deadline.aborted) throw deadline.reason;
   }
 }
 
