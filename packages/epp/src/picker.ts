@@ -7,6 +7,7 @@ import {
   invalidConfig,
   type Reloaded,
   reloadedSettings,
+  within,
 } from "@kv/fleet/front-end";
 import { Certificate } from "@kv/http";
 import { type PickerSettings, type PickerSettingsInput, readSettings } from "./config/settings.js";
@@ -178,14 +179,10 @@ export class Picker {
   }
 
   async #closeAll(drainMs: number, graceMs: number): Promise<void> {
-    await new Promise<void>((resolve) => {
-      if (drainMs === 0) return resolve();
-      const timer = this.#fleet.ambient.clock.setTimer(resolve, drainMs, { ref: true });
-      this.#endDraining = () => {
-        timer.cancel();
-        resolve();
-      };
+    const ended = new Promise<void>((resolve) => {
+      this.#endDraining = resolve;
     });
+    if (drainMs > 0) await within(this.#fleet.ambient.clock, drainMs, ended);
     this.#fleet.stop();
     await this.#listener.close(graceMs);
     await this.#healthListener?.close(0);

@@ -35,7 +35,7 @@ import type { FleetSettings } from "./settings/fleet-settings.js";
 import { invalidConfig } from "./settings/invalid-config.js";
 import { AutoscalingSignals, type SignalsStatus } from "./telemetry/autoscaling-signals.js";
 import { bothMetrics, PrometheusMetrics } from "./telemetry/prometheus.js";
-import { forwardedHeaders } from "./upstream/forwarded-headers.js";
+import { type ForwardedHeaders, forwardedHeaders } from "./upstream/forwarded-headers.js";
 import { PromptRenderer } from "./upstream/prompt-renderer.js";
 import { instanceGet, Upstream } from "./upstream/upstream.js";
 
@@ -94,6 +94,8 @@ export class Fleet {
   readonly get: InstanceGet;
   readonly discovery: ObservedDiscovery | undefined;
   readonly prefillCosts = new PrefillCosts();
+  /** Client headers that instances of each role get. */
+  readonly forwarded: ForwardedHeaders;
   /** Parses long bodies in at most a quarter of the time. */
   readonly parses: YieldingQueue;
   readonly signals: AutoscalingSignals;
@@ -200,7 +202,8 @@ export class Fleet {
     });
     prometheus.addSignals(() => this.signals.status());
     if (discovery !== undefined) prometheus.addDiscovery(discovery);
-    const { prefill: forwarded } = forwardedHeaders(settings.forwardHeaders);
+    this.forwarded = forwardedHeaders(settings.forwardHeaders);
+    const { prefill: forwarded } = this.forwarded;
     const renderers = namesPrefillers ? decode : prefill;
     this.#renderer = new PromptRenderer({ renderers, upstream, forwarded, ambient: this.ambient });
     // An unreachable name is known after the time to connect.

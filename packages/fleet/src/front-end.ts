@@ -3,7 +3,7 @@
 export * from "./admin/admin-server.js";
 export * from "./admin/instance-changes.js";
 export * from "./fleet.js";
-export { KV_SOURCE_HEADER, PREFILLER_HEADER } from "./instances/instance.js";
+export { addressOf, hostOf, KV_SOURCE_HEADER, PREFILLER_HEADER } from "./instances/instance.js";
 export { getOrAdd, putLast } from "./instances/pooled-instance.js";
 export { type KvHolder, type KvSource, remoteKvSource } from "./kv-sources/kv-sources.js";
 export {

@@ -10,10 +10,12 @@ import {
   type Visit,
 } from "@kv/fleet";
 import {
+  addressOf,
   cannotDisaggregate,
   type Fleet,
   type GenerationRequest,
   getOrAdd,
+  hostOf,
 } from "@kv/fleet/front-end";
 import { overloaded } from "@kv/http";
 import { KvError } from "@kv/interface";
@@ -131,15 +133,12 @@ const endpoints = new WeakMap<Instance, string>();
 
 /** `ip:port`, as gateways name endpoints; names stay. */
 export function endpointOf(instance: Instance): string {
-  return getOrAdd(endpoints, instance, () => {
-    const { hostname, port, protocol } = new URL(instance.url);
-    return `${hostname}:${port || (protocol === "https:" ? 443 : 80)}`;
-  });
+  return getOrAdd(endpoints, instance, () => addressOf(instance.url));
 }
 
 /** Gateways take only addresses as destinations. */
 export function hasAddress({ url }: { readonly url: string }): boolean {
-  return isIP(new URL(url).hostname.replace(/^\[(.*)\]$/, "$1")) !== 0;
+  return isIP(hostOf(url)) !== 0;
 }
 
 /**

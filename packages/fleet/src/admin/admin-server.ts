@@ -12,7 +12,8 @@ import {
   shortened,
   type Turn,
 } from "@kv/http";
-import type { Clock, KvError, Timer } from "@kv/interface";
+import type { Clock, KvError } from "@kv/interface";
+import { repeat } from "../repeat.js";
 import { INSTANCE_CHANGES, type InstanceChange } from "./instance-changes.js";
 
 /** Options of `AdminServer`. */
@@ -181,33 +182,31 @@ export class AdminServer {
       });
     this.#streams.add(response);
     const { clock, operations } = this.#options;
-    let timer: Timer | undefined;
-    let closed = false;
     const send = (event: string, data: unknown) => {
       // A slow reader misses events instead of filling memory.
       if (response.writableLength < 1024 * 1024)
         response.write(`event: ${event}\ndata: ${JSON.stringify(data)}\n\n`);
     };
-    const tick = async (isFirst: boolean) => {
-      if (isFirst || subscribe === undefined) send("requests", await requests());
-      send("running", await running());
-      send("status", await operations.status());
-      if (!closed)
-        timer = clock.setTimer(
-          () => void tick(false).catch(() => response.destroy()),
-          STATUS_EVERY_MS,
-        );
-    };
     response.writeHead(200, { "content-type": "text/event-stream", "cache-control": "no-store" });
     const unsubscribe = subscribe?.((summary) => send("request", summary));
     response.on("error", () => {});
+    let isFirst = true;
+    const ticks = repeat(clock, async () => {
+      try {
+        if (isFirst || subscribe === undefined) send("requests", await requests());
+        isFirst = false;
+        send("running", await running());
+        send("status", await operations.status());
+      } catch {
+        response.destroy();
+      }
+      return STATUS_EVERY_MS;
+    });
     response.once("close", () => {
-      closed = true;
+      ticks.close();
       this.#streams.delete(response);
       unsubscribe?.();
-      timer?.cancel();
     });
-    tick(true).catch(() => response.destroy());
   }
 }
 

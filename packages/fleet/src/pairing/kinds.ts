@@ -1,5 +1,5 @@
 import { KvError, type Timer } from "@kv/interface";
-import { type Instance, instanceName, type Role } from "../instances/instance.js";
+import { hostOf, type Instance, instanceName, type Role } from "../instances/instance.js";
 import { getOrAdd, type PooledInstance, putLast } from "../instances/pooled-instance.js";
 import { invalidConfig } from "../settings/invalid-config.js";
 import { checkKey, checkPair, fitting, misfit, type PairCheck } from "./check-pair.js";
@@ -84,7 +84,7 @@ export class Entry {
 
   get address(): SideChannelAddress | undefined {
     const { kv, url } = this.instance;
-    const host = new URL(url).hostname.replace(/^\[|\]$/g, "");
+    const host = hostOf(url);
     if (kv !== undefined && (kv.host ?? kv.port ?? kv.engineId) !== undefined)
       return { host: kv.host ?? host, port: kv.port ?? DEFAULT_PORT };
     if (this.answered === undefined) return undefined;

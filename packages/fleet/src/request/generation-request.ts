@@ -1,5 +1,12 @@
 import type { IncomingHttpHeaders } from "node:http";
-import { AT_ONCE_BYTES, type LongMember, parseJsonPieces, shownValue, timesNamed } from "@kv/http";
+import {
+  AT_ONCE_BYTES,
+  isObject,
+  type LongMember,
+  parseJsonPieces,
+  shownValue,
+  timesNamed,
+} from "@kv/http";
 import type { YieldingQueue } from "@kv/interface";
 import { KvError, type Random } from "@kv/interface";
 
@@ -98,10 +105,8 @@ function requestOf(
   parsed: unknown,
   written: WrittenBody & Pick<GenerationRequest, "long">,
 ): GenerationRequest {
-  if (typeof parsed !== "object" || parsed === null || Array.isArray(parsed)) {
-    throw new KvError("KV_REQUEST_INVALID", "the body must be a JSON object");
-  }
-  const fields = parsed as Record<string, unknown>;
+  if (!isObject(parsed)) throw new KvError("KV_REQUEST_INVALID", "the body must be a JSON object");
+  const fields = parsed;
   refuseConnectorMembers(fields, written);
   validateBody(fields);
   if (endpoint === "/v1/responses") checkRequestId(fields.request_id);

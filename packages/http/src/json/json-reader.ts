@@ -267,6 +267,11 @@ export function editText(text: string, edits: readonly TextEdit[], at = 0): stri
   return edited + text.slice(from);
 }
 
+/** Whether a parsed value is an object, and no list. */
+export function isObject(value: unknown): value is Readonly<Record<string, unknown>> {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
 /** A `Buffer` over the same memory. */
 export function asBuffer(bytes: Uint8Array): Buffer {
   return Buffer.isBuffer(bytes)

@@ -1,5 +1,5 @@
 import type { Instance, Pairing, Visit } from "@kv/fleet";
-import { type Deadline, within } from "@kv/fleet/front-end";
+import { type Deadline, hostOf, within } from "@kv/fleet/front-end";
 import { KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import type { Part } from "../legs/client-request.js";
@@ -427,7 +427,7 @@ export class PrefillEngines {
     if (kv?.engineId === undefined) return undefined;
     return {
       engineId: kv.engineId,
-      host: kv.host ?? new URL(url).hostname.replace(/^\[|\]$/g, ""),
+      host: kv.host ?? hostOf(url),
       port: kv.port ?? DEFAULT_PORT,
       tpSize: kv.tpSize ?? 1,
       ppSize: kv.ppSize ?? 1,

@@ -1,12 +1,5 @@
 import type { IncomingHttpHeaders, ServerResponse } from "node:http";
-import {
-  Deadline,
-  type Fleet,
-  forwardedHeaders,
-  reportEnd,
-  requestIdOf,
-  traceparentOf,
-} from "@kv/fleet/front-end";
+import { Deadline, type Fleet, reportEnd, requestIdOf, traceparentOf } from "@kv/fleet/front-end";
 import {
   type ErrorForm,
   errorEvent,
@@ -65,8 +58,7 @@ export class RequestLives {
   ) {
     this.history = new RequestHistory(fleet.ambient.clock);
     this.#inFlight = new RequestsInFlight(limits);
-    const { prefill } = forwardedHeaders(settings.forwardHeaders);
-    this.#unforwarded = CREDENTIALS.filter((name) => !prefill.has(name));
+    this.#unforwarded = CREDENTIALS.filter((name) => !fleet.forwarded.prefill.has(name));
   }
 
   /** @throws `KV_PROXY_OVERLOADED` (429) for a client that has abandoned too much work. */

@@ -9,8 +9,6 @@ import {
 } from "@kv/fleet";
 import {
   type Fleet,
-  type ForwardedHeaders,
-  forwardedHeaders,
   legHeaders,
   type RequestBody,
   traceparentOf,
@@ -123,8 +121,6 @@ export class Legs {
   readonly prefillers: InstancePool;
   readonly decoders: InstancePool;
   readonly ambient: Ambient;
-  /** Client headers that instances of each role get. */
-  readonly forwarded: ForwardedHeaders;
   /** Undefined until an instance lacks a model. */
   missing: MissingModels | undefined;
   readonly #background = new Set<Promise<void>>();
@@ -136,7 +132,6 @@ export class Legs {
     this.prefillers = fleet.pools.prefill;
     this.decoders = fleet.pools.decode;
     this.ambient = fleet.ambient;
-    this.forwarded = forwardedHeaders(settings.forwardHeaders);
   }
 
   /**
@@ -230,7 +225,7 @@ export class Legs {
       path,
       headers: legHeaders({
         clientHeaders: headers,
-        forwarded: this.forwarded[instance.role],
+        forwarded: this.fleet.forwarded[instance.role],
         requestId,
         instance,
         traceparent: span?.traceparent,

@@ -1,7 +1,6 @@
 import type { Instance } from "@kv/fleet";
 import { changedBodyHeaders } from "@kv/fleet/front-end";
-import { EventFrames, rawMember, type StreamEvent } from "@kv/http";
-import { isObject } from "../response/answer-filter.js";
+import { EventFrames, isObject, rawMember, type StreamEvent } from "@kv/http";
 import type { Fields } from "../response/answer-members.js";
 import type { LegAnswer } from "../response/leg-answer.js";
 import { badAnswer } from "../upstream/upstream-errors.js";

@@ -5,6 +5,7 @@ import {
   editData,
   editText,
   isDone,
+  isObject,
   JsonValueEnd,
   type StreamEvent,
   type TextEdit,
@@ -191,10 +192,6 @@ export class MemberEditor {
     this.#open = undefined;
     return value;
   }
-}
-
-export function isObject(value: unknown): value is Fields {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
 /** The events that end a stream. Elsewhere `[DONE]` does, and events have choices. */

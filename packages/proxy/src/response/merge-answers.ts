@@ -5,13 +5,13 @@ import {
   type Deadline,
   LEFT_OUT_HEADER,
 } from "@kv/fleet/front-end";
-import { EventFrames, isDone, type StreamEvent } from "@kv/http";
+import { EventFrames, isDone, isObject, type StreamEvent } from "@kv/http";
 import { KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import type { Legs } from "../legs/legs.js";
 import type { RequestPart } from "../request/leg-bodies.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
-import { isObject, withCachedTokens } from "./answer-filter.js";
+import { withCachedTokens } from "./answer-filter.js";
 import { type Fields, hideMembers } from "./answer-members.js";
 import {
   type AnswerTarget,

@@ -8,6 +8,7 @@ import {
   parseInstanceSpec,
 } from "@kv/fleet";
 import {
+  addressOf,
   type Fleet,
   KV_SOURCE_HEADER,
   PREFILLER_HEADER,
@@ -182,11 +183,6 @@ function rankOf(port: number, ranks: SidecarSettings["ranks"]): number {
   if (ranks === undefined) return 0;
   const rank = port - ranks.firstPort;
   return rank >= 0 && rank < ranks.count ? rank : 0;
-}
-
-function addressOf(url: string): string {
-  const { hostname, port, protocol } = new URL(url);
-  return `${hostname}:${port || (protocol === "https:" ? 443 : 80)}`;
 }
 
 function withTls(spec: InstanceSpec): InstanceSpec {
