@@ -46,12 +46,6 @@ const SHARED = [
   "tools/!(pack)/**/*.test.ts",
 ];
 
-/** They replace a module, so the files after them in a worker would get that one too. */
-const MOCKING = [
-  "packages/fleet/src/kubernetes/missing-client.test.ts",
-  "packages/proxy/test/flow/failure.test.ts",
-];
-
 /**
  * The demo's tests take the packages as they are built: each of its files loads all of them. After
  * an edit they take the sources. Those of the tier load NIXL, beside which a worker cannot load the
@@ -95,11 +89,10 @@ export default defineConfig({
         test: {
           name: "shared",
           include: SHARED,
-          exclude: [...EXCLUDED, ...MOCKING],
+          exclude: EXCLUDED,
           isolate: false,
         },
       },
-      { extends: true, test: { name: "mocking", include: MOCKING, exclude: EXCLUDED } },
       {
         extends: true,
         test: {

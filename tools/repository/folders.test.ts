@@ -48,3 +48,14 @@ test("each file that a script names exists: vitest ignores a missing one beside 
   });
   expect(missing).toEqual([]);
 });
+
+test("no test replaces a module: the files of a worker share modules", () => {
+  const tests = readdirSync(join(root, "packages"), { recursive: true, encoding: "utf8" }).filter(
+    (path) => /\.test\.ts$/.test(path) && !/node_modules|(^|\/)dist\//.test(path),
+  );
+  expect(tests.length).toBeGreaterThan(200);
+  // The files of @kv/nixl that do run alone.
+  const shared = tests.filter((path) => !path.startsWith("nixl/"));
+  const text = (path: string) => readFileSync(join(root, "packages", path), "utf8");
+  expect(shared.filter((path) => /\bvi\.(mock|doMock)\(/.test(text(path)))).toEqual([]);
+});

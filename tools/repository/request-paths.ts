@@ -200,8 +200,8 @@ const NATIVE_TRANSFER: RequestPath = {
 export const REQUEST_PATHS: readonly RequestPath[] = [
   connectorPath("pull", { d: 21, p: 14 }),
   connectorPath("push", { d: 22, p: 22 }),
-  proxied("pulled", 28),
-  proxied("streamed", 29),
+  proxied("pulled", 27),
+  proxied("streamed", 28),
   PICK,
   NATIVE_TRANSFER,
 ];

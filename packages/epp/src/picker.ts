@@ -4,11 +4,12 @@ import {
   Fleet,
   type FleetStatus,
   type FrontEndOptions,
+  invalidConfig,
   type Reloaded,
   reloadedSettings,
+  within,
 } from "@kv/fleet/front-end";
 import { Certificate } from "@kv/http";
-import { KvError } from "@kv/interface";
 import { type PickerSettings, type PickerSettingsInput, readSettings } from "./config/settings.js";
 import { ExtProc } from "./ext-proc/processed-request.js";
 import { hasAddress } from "./pick/endpoint-picker.js";
@@ -178,14 +179,10 @@ export class Picker {
   }
 
   async #closeAll(drainMs: number, graceMs: number): Promise<void> {
-    await new Promise<void>((resolve) => {
-      if (drainMs === 0) return resolve();
-      const timer = this.#fleet.ambient.clock.setTimer(resolve, drainMs, { ref: true });
-      this.#endDraining = () => {
-        timer.cancel();
-        resolve();
-      };
+    const ended = new Promise<void>((resolve) => {
+      this.#endDraining = resolve;
     });
+    if (drainMs > 0) await within(this.#fleet.ambient.clock, drainMs, ended);
     this.#fleet.stop();
     await this.#listener.close(graceMs);
     await this.#healthListener?.close(0);
@@ -214,12 +211,9 @@ function requireAddresses({ decoders }: PickerSettings): void {
   for (const decoder of decoders) {
     const { url } = parseInstanceSpec(decoder);
     if (hasAddress({ url })) continue;
-    throw new KvError(
-      "KV_CONFIG_INVALID",
+    throw invalidConfig(
       `the decode instance ${url} has a name in place of an IP address`,
-      {
-        hint: "gateways take ip:port: give --decode ip:port, or --dns-decode, which resolves names",
-      },
+      "gateways take ip:port: give --decode ip:port, or --dns-decode, which resolves names",
     );
   }
 }

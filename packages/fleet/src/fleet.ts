@@ -5,7 +5,6 @@ import {
   type AmbientOptions,
   ambient,
   type Clock,
-  KvError,
   YieldingQueue,
 } from "@kv/interface";
 import {
@@ -26,15 +25,17 @@ import type { PoolKeysStatus } from "./kv-sources/pool-keys.js";
 import { WarmStart } from "./kv-sources/warm-start.js";
 import type { InstanceGet } from "./pairing/engine-facts.js";
 import { Pairing } from "./pairing/pairing.js";
+import { within } from "./repeat.js";
 import type { GenerationRequest } from "./request/generation-request.js";
 import { builtInRouting, type RoutingName } from "./routing/built-in-routings.js";
 import { InstancePool, type InstancePools } from "./routing/instance-pool.js";
 import { PrefillCosts } from "./routing/prefill-costs.js";
 import type { Routing } from "./routing/routing.js";
 import type { FleetSettings } from "./settings/fleet-settings.js";
+import { invalidConfig } from "./settings/invalid-config.js";
 import { AutoscalingSignals, type SignalsStatus } from "./telemetry/autoscaling-signals.js";
 import { bothMetrics, PrometheusMetrics } from "./telemetry/prometheus.js";
-import { forwardedHeaders } from "./upstream/forwarded-headers.js";
+import { type ForwardedHeaders, forwardedHeaders } from "./upstream/forwarded-headers.js";
 import { PromptRenderer } from "./upstream/prompt-renderer.js";
 import { instanceGet, Upstream } from "./upstream/upstream.js";
 
@@ -93,6 +94,8 @@ export class Fleet {
   readonly get: InstanceGet;
   readonly discovery: ObservedDiscovery | undefined;
   readonly prefillCosts = new PrefillCosts();
+  /** Client headers that instances of each role get. */
+  readonly forwarded: ForwardedHeaders;
   /** Parses long bodies in at most a quarter of the time. */
   readonly parses: YieldingQueue;
   readonly signals: AutoscalingSignals;
@@ -199,7 +202,8 @@ export class Fleet {
     });
     prometheus.addSignals(() => this.signals.status());
     if (discovery !== undefined) prometheus.addDiscovery(discovery);
-    const { prefill: forwarded } = forwardedHeaders(settings.forwardHeaders);
+    this.forwarded = forwardedHeaders(settings.forwardHeaders);
+    const { prefill: forwarded } = this.forwarded;
     const renderers = namesPrefillers ? decode : prefill;
     this.#renderer = new PromptRenderer({ renderers, upstream, forwarded, ambient: this.ambient });
     // An unreachable name is known after the time to connect.
@@ -215,13 +219,9 @@ export class Fleet {
 
   /** Resolves when the first side channels were read, or after a time limit. */
   async firstReadings(): Promise<void> {
-    await new Promise<void>((resolve) => {
-      const timer = this.ambient.clock.setTimer(resolve, this.#firstReadingsMs, { ref: true });
-      void Promise.resolve(this.pairing?.settled()).then(() => {
-        timer.cancel();
-        resolve();
-      });
-    });
+    const { pairing, ambient } = this;
+    if (pairing !== undefined)
+      await within(ambient.clock, this.#firstReadingsMs, pairing.settled());
   }
 
   #newRoutings(named: FleetSettings["routing"]): Readonly<Record<Role, Routing>> {
@@ -257,14 +257,14 @@ export class Fleet {
 
   #requireInstances(settings: ReloadedByFleet): void {
     if (this.discovery !== undefined) return;
-    for (const role of ["prefillers", "decoders"] as const) {
-      const isNamed = role === "prefillers" && this.#namesPrefillers;
-      if (isNamed || settings[role].length > 0) continue;
-      const message = `the setting ${role} names no instance, and there is no discovery`;
-      throw new KvError("KV_CONFIG_INVALID", message, {
-        hint: `name one in ${role}, or set discovery`,
-      });
-    }
+    const { prefillers, decoders } = settings;
+    const isMissing = prefillers.length === 0 && !this.#namesPrefillers;
+    if (!isMissing && decoders.length > 0) return;
+    const role = isMissing ? "prefill" : "decode";
+    throw invalidConfig(
+      `no ${role} instance is given`,
+      `give --${role} http://host:port, one or more, or a discovery`,
+    );
   }
 
   check(instance: PooledInstance): void {
@@ -331,9 +331,10 @@ function configuredDiscovery(
   if (settings === undefined) return undefined;
   const { file, dns, kubernetes, intervalMs } = settings;
   if (kubernetes !== undefined) {
-    throw new KvError("KV_CONFIG_INVALID", "discovery.kubernetes is a setting of the programs", {
-      hint: 'pass createDiscovery: const discovery = await kubernetesDiscovery(…), of "@kv/fleet/kubernetes"',
-    });
+    throw invalidConfig(
+      "discovery.kubernetes is a setting of the programs",
+      'pass createDiscovery: const discovery = await kubernetesDiscovery(…), of "@kv/fleet/kubernetes"',
+    );
   }
   const polling = { clock, intervalMs };
   if (file !== undefined) return fileDiscovery(file, polling);
@@ -351,9 +352,7 @@ function instanceChanges(
 ): () => void {
   const named = new Map(after.map(parseInstanceSpec).map((spec) => [instanceName(spec), spec]));
   if (named.size < after.length)
-    throw new KvError("KV_CONFIG_INVALID", `a ${pool.role} instance is given twice`, {
-      hint: "name each instance once",
-    });
+    throw invalidConfig(`a ${pool.role} instance is given twice`, "name each instance once");
   return () => {
     for (const spec of named.values()) if (pool.find(spec)?.draining !== false) pool.add(spec);
     // An operator may have removed it already.

@@ -48,6 +48,7 @@ export {
   asBuffer,
   editMembers,
   editText,
+  isObject,
   JsonValueEnd,
   listElements,
   type MemberEdits,

@@ -6,6 +6,7 @@ import {
   type FleetStatus,
   type FrontEndOptions,
   type InstanceChange,
+  invalidConfig,
   KeptObjects,
   type MeasuredSignals,
   type MetricAsJson,
@@ -350,9 +351,10 @@ function requireSidecarAllows(
   if (discovery !== undefined || createDiscovery !== undefined) return;
   const message =
     "sidecar.allow is empty, and there is no discovery: requests could name no prefill instance";
-  throw new KvError("KV_CONFIG_INVALID", message, {
-    hint: "give --allow-prefill with addresses, blocks such as 10.0.0.0/8 or names; * allows every host",
-  });
+  throw invalidConfig(
+    message,
+    "give --allow-prefill with addresses, blocks such as 10.0.0.0/8 or names; * allows every host",
+  );
 }
 
 function warnOfOpenDoors({ sidecar, instanceRoutes }: ProxySettings, log: Log): void {

@@ -1,14 +1,13 @@
 import {
   fleetFlags,
   group,
+  invalidConfig,
   type LogLevel,
   merged,
   readCommandLine,
-  requireInstances,
   setting,
   withFleetFlags,
 } from "@kv/fleet/front-end";
-import { KvError } from "@kv/interface";
 import { z } from "zod";
 import { listenSchema, type PickerSettingsInput, pickerFileSchema } from "./settings.js";
 
@@ -50,7 +49,6 @@ export function parseCli(args: readonly string[], readFile: (path: string) => st
   const { flags, given, inFile } = readCommandLine(PROGRAM, args, readFile);
   const fromFlags = merged(withFleetFlags(given, flags), { tls: tlsOf(flags) });
   const { host, port, ...settings } = merged(listenSchema.parse({}), merged(inFile, fromFlags));
-  requireInstances(settings);
   const { logLevel, trace } = flags;
   return { host, port, logLevel, trace, settings };
 }
@@ -67,7 +65,8 @@ function tlsOf({
     ...(certFile === undefined ? [] : ["--tls-cert"]),
     ...(keyFile === undefined ? [] : ["--tls-key"]),
   ];
-  throw new KvError("KV_CONFIG_INVALID", `${given.join(" and ")} do not go together alone`, {
-    hint: "give --tls-cert and --tls-key, or --no-tls, or none of them",
-  });
+  throw invalidConfig(
+    `${given.join(" and ")} do not go together alone`,
+    "give --tls-cert and --tls-key, or --no-tls, or none of them",
+  );
 }

@@ -4,12 +4,12 @@ import {
   fleetSettings,
   group,
   instanceTimes,
+  invalidConfig,
   listenerPort,
   ms,
   parseSettings,
   setting,
 } from "@kv/fleet/front-end";
-import { KvError } from "@kv/interface";
 import { z } from "zod";
 
 const MIB = 1024 * 1024;
@@ -152,9 +152,8 @@ function requireAtMost<Name extends string>(
   all: Name,
 ) {
   if (limits[one] <= limits[all]) return;
-  throw new KvError(
-    "KV_CONFIG_INVALID",
+  throw invalidConfig(
     `limits.${one} is ${limits[one]}, above limits.${all}, which is ${limits[all]}`,
-    { hint: `raise limits.${all} with it` },
+    `raise limits.${all} with it`,
   );
 }

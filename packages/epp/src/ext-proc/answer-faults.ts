@@ -1,5 +1,6 @@
 import { createHash } from "node:crypto";
 import type { Instance } from "@kv/fleet";
+import { putLast } from "@kv/fleet/front-end";
 import { isGeneration } from "./messages.js";
 
 export interface AnswerHead {
@@ -27,19 +28,12 @@ export class AnswerFaults {
     if (status >= 500 || (status >= 300 && status < 400)) return "fault";
     if (status < 300) {
       if (hasForeignBody(answer)) return "fault";
-      this.#served(clientOf(headers), instance);
+      putLast(this.#servedBy, clientOf(headers), instance, MAX_CLIENTS);
       return "none";
     }
     if (!REFUSALS.has(status)) return "none";
     const server = this.#servedBy.get(clientOf(headers));
     return server === undefined || server === instance ? "unknown" : "fault";
-  }
-
-  #served(client: string, instance: Instance): void {
-    this.#servedBy.delete(client);
-    this.#servedBy.set(client, instance);
-    const [oldest = client] = this.#servedBy.keys();
-    if (this.#servedBy.size > MAX_CLIENTS) this.#servedBy.delete(oldest);
   }
 }
 

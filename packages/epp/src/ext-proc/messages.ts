@@ -1,6 +1,6 @@
 import { status as GrpcStatus } from "@grpc/grpc-js";
 import { DECODE_ROUTES, ENDPOINTS, type Endpoint, whyRefused } from "@kv/fleet/front-end";
-import { statusOf } from "@kv/http";
+import { refusedRequest } from "@kv/http";
 import { KvError } from "@kv/interface";
 
 /** Messages of `proto/ext_proc.proto` as `@grpc/proto-loader` reads and writes them. */
@@ -128,11 +128,6 @@ export function isGeneration(path: string): path is Endpoint {
   return (ENDPOINTS as readonly string[]).includes(path);
 }
 
-/** To a gateway 503 means a picker without instances, so overload is 429. */
-export function refusalStatus(error: KvError): number {
-  return error.code === "KV_PROXY_OVERLOADED" ? 429 : statusOf(error);
-}
-
 class WrongUse extends Error {}
 
 /** @throws `WrongUse` if the gateway would not send the whole body, or not take it back. */
@@ -170,26 +165,13 @@ export function requireServed(method: string, path: string): void {
   const isModels = path === "/v1/models" || path.startsWith("/v1/models/");
   const isPost = isGeneration(path) || DECODE_ROUTES.includes(path);
   if (isPost ? method === "POST" : isModels && (method === "GET" || method === "HEAD")) return;
-  const known = isPost || isModels;
+  if (isPost || isModels) throw refusedRequest(405, `${method} is not served at this path`);
   const why = whyRefused(method, path);
-  const message = known
-    ? `${method} is not served at this path`
-    : `this path is not served${why === undefined ? "" : `: ${why}`}`;
-  throw new KvError("KV_REQUEST_INVALID", message, {
-    hint: known
-      ? undefined
-      : `served are ${ENDPOINTS.join(", ")}, /v1/models, and what a decode instance answers alone, such as /tokenize`,
-    details: { httpStatus: known ? 405 : 404 },
-  });
-}
-
-const STATUSES: ReadonlySet<number> = new Set([
-  200, 400, 401, 403, 404, 405, 408, 413, 422, 429, 499, 500, 501, 502, 503, 504,
-]);
-
-/** An engine could make a series of metrics of each status. */
-export function outcomeLabel(status: number): string {
-  return STATUSES.has(status) ? `${status}` : `${Math.floor(status / 100)}xx`;
+  throw refusedRequest(
+    404,
+    `this path is not served${why === undefined ? "" : `: ${why}`}`,
+    `served are ${ENDPOINTS.join(", ")}, /v1/models, and what a decode instance answers alone, such as /tokenize`,
+  );
 }
 
 export function endpointLabel(path: string): string {

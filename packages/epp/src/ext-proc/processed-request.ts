@@ -10,6 +10,7 @@ import {
   type KvSource,
   PREFILLER_HEADER,
   parseRequestInSteps,
+  reportEnd,
   requestIdOf,
   traceparentOf,
 } from "@kv/fleet/front-end";
@@ -19,7 +20,9 @@ import {
   errorForClient,
   IncomingBody,
   overloaded,
+  refusedRequest,
   shortened,
+  statusOf,
 } from "@kv/http";
 import { KvError, type Span, type Timer } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
@@ -36,10 +39,8 @@ import {
   MessageOrder,
   type MessagePart,
   metadataTexts,
-  outcomeLabel,
   type ProcessingRequest,
   type ProcessingResponse,
-  refusalStatus,
   requireFullDuplex,
   requireServed,
   upstreamAddress,
@@ -70,6 +71,7 @@ export class ExtProc {
   ) {
     this.picker = new EndpointPicker({ fleet, settings });
     const { bodiesLengthBytes } = settings.limits;
+    // As of one client: to a gateway 503 means a picker without instances, and 429 an overload.
     this.budget = new BodyBudget({
       bodiesLengthBytes,
       bodiesPerClientLengthBytes: bodiesLengthBytes,
@@ -86,8 +88,6 @@ export class ExtProc {
  * Bodies pass unchanged.
  */
 class ProcessedRequest {
-  readonly #call: ProcessCall;
-  readonly #extProc: ExtProc;
   readonly #startedAtMs: number;
   readonly #order = new MessageOrder();
   readonly #closed: Promise<void>;
@@ -104,9 +104,10 @@ class ProcessedRequest {
   #failure: KvError | undefined;
   #onRefused = () => {};
 
-  constructor(call: ProcessCall, extProc: ExtProc) {
-    this.#call = call;
-    this.#extProc = extProc;
+  constructor(
+    private readonly call: ProcessCall,
+    private readonly extProc: ExtProc,
+  ) {
     this.#startedAtMs = extProc.fleet.ambient.clock.now();
     this.#closed = new Promise((resolve) => {
       call.once("cancelled", () => resolve());
@@ -116,11 +117,11 @@ class ProcessedRequest {
 
   /** Never rejects. */
   async serve(): Promise<void> {
-    const call = this.#call;
-    const { fleet, settings } = this.#extProc;
+    const call = this.call;
+    const { fleet, settings } = this.extProc;
     const { receiveMs, requestMs } = settings.timeouts;
     const { clock } = fleet.ambient;
-    this.#extProc.requestsInFlight += 1;
+    this.extProc.requestsInFlight += 1;
     this.#timer = clock.setTimer(() => {
       const message = `the body did not arrive within ${receiveMs} ms`;
       const details = { httpStatus: 408, limit: "timeouts.receiveMs" };
@@ -148,12 +149,12 @@ class ProcessedRequest {
     }
     limit?.cancel();
     this.#end();
-    this.#extProc.requestsInFlight -= 1;
+    this.extProc.requestsInFlight -= 1;
   }
 
   async #readAll(): Promise<void> {
     // The stream's writable side outlives the loop.
-    const messages: AsyncIterable<ProcessingRequest> = this.#call.iterator({
+    const messages: AsyncIterable<ProcessingRequest> = this.call.iterator({
       destroyOnReturn: false,
     });
     for await (const message of messages) {
@@ -164,7 +165,7 @@ class ProcessedRequest {
       try {
         await this.#take(part, message);
       } catch (thrown) {
-        if (this.#call.cancelled) return;
+        if (this.call.cancelled) return;
         this.#refuse(KvError.from(thrown, "KV_INTERNAL", "the picker failed"));
         return;
       }
@@ -198,7 +199,7 @@ class ProcessedRequest {
   }
 
   #takeHeaders(message: ProcessingRequest): void {
-    const { fleet, settings, budget, requestsInFlight } = this.#extProc;
+    const { fleet, settings, budget, requestsInFlight } = this.extProc;
     const { limits } = settings;
     this.#headers = headersOf(message.request_headers ?? {});
     this.#path = (this.#headers[":path"] ?? "/").split("?", 1)[0] ?? "/";
@@ -211,10 +212,12 @@ class ProcessedRequest {
       });
     const endpoints = metadataTexts(message, SUBSET_NAMESPACE, SUBSET_KEY);
     if (endpoints !== undefined && endpoints.length > limits.subsetEndpoints)
-      throw new KvError("KV_REQUEST_INVALID", `the subset hint has ${endpoints.length} endpoints`, {
-        hint: `the limit is ${limits.subsetEndpoints}, limits.subsetEndpoints`,
-        details: { limit: "limits.subsetEndpoints" },
-      });
+      throw refusedRequest(
+        400,
+        `the subset hint has ${endpoints.length} endpoints`,
+        `the limit is ${limits.subsetEndpoints}, limits.subsetEndpoints`,
+        { limit: "limits.subsetEndpoints" },
+      );
     this.#subset = endpoints === undefined ? undefined : new Set(endpoints);
     requireServed(this.#headers[":method"] ?? "", this.#path);
     // One budget counts what all gateways send.
@@ -225,7 +228,7 @@ class ProcessedRequest {
   }
 
   async #pick(): Promise<void> {
-    const { fleet, picker } = this.#extProc;
+    const { fleet, picker } = this.extProc;
     const { clock, metrics, tracer } = fleet.ambient;
     const arrivedAtMs = clock.now();
     this.#timer?.cancel();
@@ -242,7 +245,7 @@ class ProcessedRequest {
       if (request === undefined && this.#body.length > 0)
         await checkDecodeBody(this.#body, fleet.parses);
       // The gateway may have gone while an instance rendered the prompt.
-      if (this.#call.cancelled || this.#failure !== undefined) return;
+      if (this.call.cancelled || this.#failure !== undefined) return;
       const context = { requestId, request, headers: this.#headers, subset: this.#subset };
       const { kvSources } = fleet;
       if (request !== undefined) kvSources?.askedFor(request);
@@ -263,7 +266,7 @@ class ProcessedRequest {
   }
 
   async #parse(endpoint: Endpoint): Promise<GenerationRequest> {
-    const { fleet } = this.#extProc;
+    const { fleet } = this.extProc;
     const request = await parseRequestInSteps(endpoint, this.#body, fleet.parses);
     const { prefill, decode } = fleet.pools;
     const { kvSources } = fleet;
@@ -335,11 +338,11 @@ class ProcessedRequest {
       }),
     );
     const instance = this.#choice?.decoders.find((one) => one === visit.instance);
-    if (instance !== undefined) this.#extProc.fleet.check(instance);
+    if (instance !== undefined) this.extProc.fleet.check(instance);
   }
 
   async #write(message: ProcessingResponse): Promise<void> {
-    const call = this.#call;
+    const call = this.call;
     if (call.cancelled || call.write(message)) return;
     await Promise.race([once(call, "drain").catch(() => {}), this.#closed]);
   }
@@ -349,15 +352,15 @@ class ProcessedRequest {
     this.#failure = error;
     this.#incoming?.take();
     this.#body = NO_BYTES;
-    const shown = errorForClient(error, this.#extProc.settings.exposeInstances);
+    const shown = errorForClient(error, this.extProc.settings.exposeInstances);
     const { retryAfterSeconds } = error.details;
     const headers: Record<string, string> = { "content-type": "application/json" };
     if (this.#requestId !== undefined) headers["x-request-id"] = this.#requestId;
     if (typeof retryAfterSeconds === "number") headers["retry-after"] = String(retryAfterSeconds);
     const form = this.#path === "/v1/messages" ? "anthropic" : "openai";
-    this.#call.write({
+    this.call.write({
       immediate_response: {
-        status: { code: refusalStatus(error) },
+        status: { code: statusOf(error) },
         headers: headerMutation(headers),
         body: Buffer.from(errorBody(shown, this.#requestId, form)),
         details: error.code,
@@ -384,7 +387,7 @@ class ProcessedRequest {
 
   #endVisit(visit: Visit, answer: AnswerHead): void {
     const { status, contentType } = answer;
-    const blame = this.#extProc.faults.of(visit.instance, answer);
+    const blame = this.extProc.faults.of(visit.instance, answer);
     if (blame === "none") visit.succeeded();
     else if (blame === "unknown") visit.abandoned();
     else {
@@ -394,15 +397,8 @@ class ProcessedRequest {
   }
 
   #report(status: number | undefined): void {
-    const { clock, log, metrics } = this.#extProc.fleet.ambient;
-    const failure = this.#failure;
-    const durationMs = clock.now() - this.#startedAtMs;
-    const endpoint = endpointLabel(this.#path);
-    const outcome = failure?.code ?? outcomeLabel(status ?? 0);
-    metrics.count("kv_proxy_requests_total", 1, { endpoint, outcome });
-    metrics.observe("kv_proxy_request_duration_seconds", durationMs / 1000, { endpoint });
-    const { limit } = failure?.details ?? {};
-    if (typeof limit === "string") metrics.count("kv_proxy_refused_total", 1, { limit });
+    const { ambient } = this.extProc.fleet;
+    const durationMs = ambient.clock.now() - this.#startedAtMs;
     const fields = {
       requestId: this.#requestId,
       endpoint: shortened(this.#path),
@@ -411,16 +407,13 @@ class ProcessedRequest {
       prefill: this.#choice?.prefill?.instance.url,
       decode: this.#decode?.instance.url,
     };
-    if (failure === undefined) log.info("request-done", fields);
-    else if (failure.code === "KV_REQUEST_ABORTED") log.info("request-aborted", fields);
-    else {
-      // The message may repeat a value of the client's body.
-      const { code, message, details } = failure;
-      const shown =
-        code === "KV_REQUEST_INVALID" ? { code, param: details.param } : { code, message };
-      if (refusalStatus(failure) < 500) log.info("request-refused", { ...fields, ...shown });
-      else log.warn("request-failed", { ...fields, ...shown });
-    }
+    reportEnd(ambient, {
+      endpoint: endpointLabel(this.#path),
+      status: status ?? 0,
+      failure: this.#failure,
+      durationMs,
+      fields,
+    });
   }
 }
 

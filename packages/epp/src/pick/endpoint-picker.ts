@@ -9,7 +9,14 @@ import {
   type RoutingContext,
   type Visit,
 } from "@kv/fleet";
-import { type Fleet, type GenerationRequest, getOrAdd } from "@kv/fleet/front-end";
+import {
+  addressOf,
+  cannotDisaggregate,
+  type Fleet,
+  type GenerationRequest,
+  getOrAdd,
+  hostOf,
+} from "@kv/fleet/front-end";
 import { overloaded } from "@kv/http";
 import { KvError } from "@kv/interface";
 import type { PickerSettings } from "../config/settings.js";
@@ -40,18 +47,14 @@ export interface EndpointPickerOptions {
 }
 
 export class EndpointPicker {
-  readonly #options: EndpointPickerOptions;
-
-  constructor(options: EndpointPickerOptions) {
-    this.#options = options;
-  }
+  constructor(private readonly options: EndpointPickerOptions) {}
 
   /**
    * @throws `KV_PROXY_NO_INSTANCE` (503) without an available pair; `KV_PROXY_OVERLOADED` (429)
    * when all decode instances are full; `KV_REQUEST_INVALID` for a request that cannot be split.
    */
   pick(context: PickContext): Choice {
-    const { fleet, settings } = this.#options;
+    const { fleet, settings } = this.options;
     const { prefill: prefillers, decode: decoders } = fleet.pools;
     const alone = this.#isForDecodeAlone(context);
     const outPrefillers = alone ? NONE : excluded(prefillers, subsetOf(prefillers, context.subset));
@@ -88,18 +91,15 @@ export class EndpointPicker {
     if (request === undefined) return true;
     const { disaggregationLimit: why } = request;
     if (why === undefined) return false;
-    if (this.#options.settings.unsplittable === "decode-computes") {
-      this.#options.fleet.ambient.metrics.count("kv_proxy_decode_alone_total");
+    if (this.options.settings.unsplittable === "decode-computes") {
+      this.options.fleet.ambient.metrics.count("kv_proxy_decode_alone_total");
       return true;
     }
-    const message = `prefill and decode of this request cannot run on two instances: ${why}`;
-    throw new KvError("KV_REQUEST_INVALID", message, {
-      hint: "change the request; or run the picker with --unsplittable decode-computes, which sends such requests to one decode instance",
-    });
+    throw cannotDisaggregate(why);
   }
 
   #oneLegPays(context: PickContext, decode: PooledInstance): boolean {
-    const { fleet, settings } = this.#options;
+    const { fleet, settings } = this.options;
     const { prefillCosts: costs } = fleet;
     const { disaggregateAbove: above } = settings;
     const { request } = context;
@@ -133,15 +133,12 @@ const endpoints = new WeakMap<Instance, string>();
 
 /** `ip:port`, as gateways name endpoints; names stay. */
 export function endpointOf(instance: Instance): string {
-  return getOrAdd(endpoints, instance, () => {
-    const { hostname, port, protocol } = new URL(instance.url);
-    return `${hostname}:${port || (protocol === "https:" ? 443 : 80)}`;
-  });
+  return getOrAdd(endpoints, instance, () => addressOf(instance.url));
 }
 
 /** Gateways take only addresses as destinations. */
 export function hasAddress({ url }: { readonly url: string }): boolean {
-  return isIP(new URL(url).hostname.replace(/^\[(.*)\]$/, "$1")) !== 0;
+  return isIP(hostOf(url)) !== 0;
 }
 
 /**

@@ -2,8 +2,18 @@ import { createHash, timingSafeEqual } from "node:crypto";
 import { readFile } from "node:fs/promises";
 import type { IncomingHttpHeaders, IncomingMessage, ServerResponse } from "node:http";
 import { isIP } from "node:net";
-import { HttpServer, httpUrl, overloaded, send, sendJson, shortened, type Turn } from "@kv/http";
-import { type Clock, KvError, type Timer } from "@kv/interface";
+import {
+  HttpServer,
+  httpUrl,
+  overloaded,
+  refusedRequest,
+  send,
+  sendJson,
+  shortened,
+  type Turn,
+} from "@kv/http";
+import type { Clock, KvError } from "@kv/interface";
+import { repeat } from "../repeat.js";
 import { INSTANCE_CHANGES, type InstanceChange } from "./instance-changes.js";
 
 /** Options of `AdminServer`. */
@@ -154,13 +164,10 @@ export class AdminServer {
       ...(this.#options.operations.page === undefined ? [] : ["GET /"]),
       ...this.#routes.keys(),
     ];
-    return new KvError(
-      "KV_REQUEST_INVALID",
+    return refusedRequest(
+      404,
       `there is no admin route ${method} ${shortened(url)}`,
-      {
-        hint: `the routes are ${routes.join(", ")}`,
-        details: { httpStatus: 404 },
-      },
+      `the routes are ${routes.join(", ")}`,
     );
   }
 
@@ -175,33 +182,31 @@ export class AdminServer {
       });
     this.#streams.add(response);
     const { clock, operations } = this.#options;
-    let timer: Timer | undefined;
-    let closed = false;
     const send = (event: string, data: unknown) => {
       // A slow reader misses events instead of filling memory.
       if (response.writableLength < 1024 * 1024)
         response.write(`event: ${event}\ndata: ${JSON.stringify(data)}\n\n`);
     };
-    const tick = async (isFirst: boolean) => {
-      if (isFirst || subscribe === undefined) send("requests", await requests());
-      send("running", await running());
-      send("status", await operations.status());
-      if (!closed)
-        timer = clock.setTimer(
-          () => void tick(false).catch(() => response.destroy()),
-          STATUS_EVERY_MS,
-        );
-    };
     response.writeHead(200, { "content-type": "text/event-stream", "cache-control": "no-store" });
     const unsubscribe = subscribe?.((summary) => send("request", summary));
     response.on("error", () => {});
+    let isFirst = true;
+    const ticks = repeat(clock, async () => {
+      try {
+        if (isFirst || subscribe === undefined) send("requests", await requests());
+        isFirst = false;
+        send("running", await running());
+        send("status", await operations.status());
+      } catch {
+        response.destroy();
+      }
+      return STATUS_EVERY_MS;
+    });
     response.once("close", () => {
-      closed = true;
+      ticks.close();
       this.#streams.delete(response);
       unsubscribe?.();
-      timer?.cancel();
     });
-    tick(true).catch(() => response.destroy());
   }
 }
 
@@ -221,7 +226,8 @@ function checkAdminRequest(headers: IncomingHttpHeaders, settings: AdminHosts): 
   const { host = "", origin } = headers;
   const name = host.replace(/:\d+$/, "").toLowerCase();
   if (!isAllowed(name, settings)) {
-    throw forbidden(
+    throw refusedRequest(
+      403,
       `the Host of the request is ${shortened(host)}, which the admin routes do not serve`,
       "use an IP address or localhost, or name the host in admin.allowedHosts (--admin-allowed-host)",
     );
@@ -231,7 +237,8 @@ function checkAdminRequest(headers: IncomingHttpHeaders, settings: AdminHosts): 
     /^https?:\/\/(.*)$/i.exec(origin)?.[1]?.toLowerCase() === host.toLowerCase()
   )
     return;
-  throw forbidden(
+  throw refusedRequest(
+    403,
     `the request comes from a page of another origin, ${shortened(origin)}`,
     "open the page of the admin port itself",
   );
@@ -243,10 +250,6 @@ function isAllowed(name: string, { host, token, allowedHosts }: AdminHosts): boo
     return true;
   // A page that rebinds a name does not know the token.
   return token !== undefined && allowedHosts.length === 0;
-}
-
-function forbidden(message: string, hint: string): KvError {
-  return new KvError("KV_REQUEST_INVALID", message, { hint, details: { httpStatus: 403 } });
 }
 
 /**
@@ -266,8 +269,9 @@ export function requireToken(
       : otherwise;
   const digest = (text: string) => createHash("sha256").update(text).digest();
   if (typeof received === "string" && timingSafeEqual(digest(received), digest(token))) return;
-  throw new KvError("KV_REQUEST_INVALID", "the token of the admin routes is missing or wrong", {
-    hint: "send Authorization: Bearer TOKEN",
-    details: { httpStatus: 401 },
-  });
+  throw refusedRequest(
+    401,
+    "the token of the admin routes is missing or wrong",
+    "send Authorization: Bearer TOKEN",
+  );
 }

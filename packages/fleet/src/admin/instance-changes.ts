@@ -5,6 +5,7 @@ import type { InstanceSpec, Role } from "../instances/instance.js";
 import { instanceSpecSchema, parseInstanceSpec } from "../instances/instance-spec.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
 import type { InstancePools } from "../routing/instance-pool.js";
+import { invalidConfig } from "../settings/invalid-config.js";
 
 const role = z.enum(["prefill", "decode"]);
 const instance = instanceSpecSchema;
@@ -55,10 +56,11 @@ async function requireServer(
   { get, timeoutMs, model }: ChangedInstances,
 ): Promise<void> {
   const refused = (why: string, cause?: unknown) =>
-    new KvError("KV_CONFIG_INVALID", `the ${role} instance ${url} is not added: ${why}`, {
-      hint: `add it when GET ${url}/v1/models answers with its models`,
+    invalidConfig(
+      `the ${role} instance ${url} is not added: ${why}`,
+      `add it when GET ${url}/v1/models answers with its models`,
       cause,
-    });
+    );
   const { status, body } = await get({ role, url, path: "/v1/models", timeoutMs }).catch(
     (cause: Error) => {
       throw refused(`it does not answer (${cause.message})`, cause);

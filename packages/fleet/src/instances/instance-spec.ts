@@ -1,5 +1,6 @@
-import { KvError } from "@kv/interface";
+import type { KvError } from "@kv/interface";
 import { z } from "zod";
+import { invalidConfig } from "../settings/invalid-config.js";
 import type { InstanceSpec } from "./instance.js";
 
 const zmqEndpoint = z.string().regex(/^tcp:\/\/.+:[0-9]+$/);
@@ -67,8 +68,9 @@ function parseInstanceUrl(input: string): string {
 }
 
 function invalidUrl(input: string, why: string, cause?: unknown): KvError {
-  return new KvError("KV_CONFIG_INVALID", `"${input}" is not the URL of an instance: ${why}`, {
-    hint: "give host:port or http://host:port",
+  return invalidConfig(
+    `"${input}" is not the URL of an instance: ${why}`,
+    "give host:port or http://host:port",
     cause,
-  });
+  );
 }

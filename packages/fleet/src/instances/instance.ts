@@ -169,6 +169,17 @@ export const PREFILLER_HEADER = "x-prefiller-host-port";
 /** Names who has the prompt's start: an instance, as with llm-d, or a pool's P2P tier. */
 export const KV_SOURCE_HEADER = "x-kv-cache-source-host-port";
 
+/** `host:port` of a URL. An IPv6 address has brackets. */
+export function addressOf(url: string): string {
+  const { hostname, port, protocol } = new URL(url);
+  return `${hostname}:${port || (protocol === "https:" ? 443 : 80)}`;
+}
+
+/** The host of a URL. An IPv6 address has no brackets. */
+export function hostOf(url: string): string {
+  return new URL(url).hostname.replace(/^\[|\]$/g, "");
+}
+
 /** Returns the same list if all stay, because strategies keep state by list. */
 export function partOf<T>(list: readonly T[], is: (one: T) => boolean): readonly T[] {
   return list.every(is) ? list : list.filter(is);

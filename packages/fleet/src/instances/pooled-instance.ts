@@ -364,6 +364,16 @@ interface Store<K, V> {
   set(key: K, value: V): unknown;
 }
 
+/** Puts a value last. Above `most`, the map forgets its first ones. */
+export function putLast<K, V>(map: Map<K, V>, key: K, value: V, most: number): void {
+  map.delete(key);
+  map.set(key, value);
+  for (const first of map.keys()) {
+    if (map.size <= most) return;
+    map.delete(first);
+  }
+}
+
 /** The value of a map or weak map at `key`, where `make` puts one at the first call. */
 export function getOrAdd<K, V>(store: Store<K, V>, key: K, make: () => V): V {
   let value = store.get(key);

@@ -1,7 +1,7 @@
 import { request as httpRequest, type IncomingMessage } from "node:http";
 import { request as httpsRequest, type RequestOptions } from "node:https";
 import type { KubeConfig } from "@kubernetes/client-node";
-import { KvError } from "@kv/interface";
+import { invalidConfig } from "../settings/invalid-config.js";
 
 /**
  * The API server and its user. Without a file: `KUBECONFIG`, `~/.kube/config`, or the service
@@ -35,12 +35,12 @@ export class ApiError extends Error {
  * hides errors of a watch, and ends the process at an event without an object.
  */
 export class ApiConnection {
-  readonly #access: KubernetesAccess;
   #config: Promise<KubeConfig> | undefined;
 
-  constructor(access: KubernetesAccess) {
-    this.#access = access;
-  }
+  constructor(
+    private readonly access: KubernetesAccess,
+    private readonly loadClient = () => import("@kubernetes/client-node"),
+  ) {}
 
   /** @throws `KV_CONFIG_INVALID`. */
   async namespace(): Promise<string> {
@@ -118,46 +118,35 @@ export class ApiConnection {
   }
 
   #loaded(): Promise<KubeConfig> {
-    this.#config ??= loadConfig(this.#access).catch((error: unknown) => {
+    this.#config ??= this.#load().catch((error: unknown) => {
       this.#config = undefined;
       throw error;
     });
     return this.#config;
   }
-}
 
-async function loadConfig({ kubeconfig, context }: KubernetesAccess): Promise<KubeConfig> {
-  const config = await createConfig();
-  try {
-    if (kubeconfig === undefined) config.loadFromDefault();
-    else config.loadFromFile(kubeconfig);
-    if (context !== undefined) config.setCurrentContext(context);
-  } catch (cause) {
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      `the kubeconfig ${kubeconfig ?? ""} cannot be read: ${cause}`,
-      {
+  async #load(): Promise<KubeConfig> {
+    const { kubeconfig, context } = this.access;
+    const client = await this.loadClient().catch((cause: unknown) => {
+      throw invalidConfig(
+        "discovery in Kubernetes needs the package @kubernetes/client-node, which cannot be loaded",
+        "npm install @kubernetes/client-node@1 (version 2 needs Node 22.19)",
         cause,
-      },
-    );
-  }
-  if (config.getCurrentCluster() !== null) return config;
-  throw new KvError(
-    "KV_CONFIG_INVALID",
-    `the kubeconfig ${kubeconfig ?? ""} has no cluster for the context ${config.getCurrentContext()}`,
-    { hint: "name a context of the file; in a pod, mount the token of its service account" },
-  );
-}
-
-async function createConfig(): Promise<KubeConfig> {
-  try {
-    const client = await import("@kubernetes/client-node");
-    return new client.KubeConfig();
-  } catch (cause) {
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      "discovery in Kubernetes needs the package @kubernetes/client-node, which cannot be loaded",
-      { hint: "npm install @kubernetes/client-node@1 (version 2 needs Node 22.19)", cause },
+      );
+    });
+    const config = new client.KubeConfig();
+    const file = `the kubeconfig ${kubeconfig ?? ""}`;
+    try {
+      if (kubeconfig === undefined) config.loadFromDefault();
+      else config.loadFromFile(kubeconfig);
+      if (context !== undefined) config.setCurrentContext(context);
+    } catch (cause) {
+      throw invalidConfig(`${file} cannot be read: ${cause}`, undefined, cause);
+    }
+    if (config.getCurrentCluster() !== null) return config;
+    throw invalidConfig(
+      `${file} has no cluster for the context ${config.getCurrentContext()}`,
+      "name a context of the file; in a pod, mount the token of its service account",
     );
   }
 }

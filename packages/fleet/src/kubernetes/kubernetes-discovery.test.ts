@@ -6,6 +6,7 @@ import { listening } from "@kv/testing/http/listening";
 import { scratchFolder } from "@kv/testing/scratch-folder";
 import { expect, onTestFinished, test } from "vitest";
 import type { DiscoveredInstances } from "../discovery/discovery.js";
+import { ApiConnection } from "./api-connection.js";
 import { kubernetesDiscovery } from "./kubernetes-discovery.js";
 
 type Options = Parameters<typeof kubernetesDiscovery>[0];
@@ -400,6 +401,16 @@ test("wrong options and a kubeconfig that cannot be read are refused", async () 
     await expect(kubernetesDiscovery({ podSelector, ...access })).rejects.toMatchObject({
       code: "KV_CONFIG_INVALID",
     });
+});
+
+test("without the optional package, the error says what to install", async () => {
+  const missing = new Error("Cannot find package '@kubernetes/client-node'");
+  const connection = new ApiConnection({}, () => Promise.reject(missing));
+  await expect(connection.namespace()).rejects.toMatchObject({
+    code: "KV_CONFIG_INVALID",
+    message: expect.stringContaining("needs the package @kubernetes/client-node"),
+    hint: expect.stringContaining("npm install @kubernetes/client-node@1"),
+  });
 });
 
 test("after close, nothing is reported and no connection is left", async () => {

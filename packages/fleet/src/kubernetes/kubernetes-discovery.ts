@@ -1,5 +1,6 @@
 import { type Ambient, ambient, type Clock, type Random, type Timer } from "@kv/interface";
 import type { DiscoveredInstances, Discovery } from "../discovery/discovery.js";
+import { repeat } from "../repeat.js";
 import type { KubernetesSettings } from "../settings/fleet-settings.js";
 import { ApiConnection, ApiError } from "./api-connection.js";
 import { readPod } from "./read-pod.js";
@@ -76,45 +77,43 @@ type Pods = Map<string, DiscoveredInstances>;
 
 /** Follows pods by a list and a watch. */
 class Reflector {
-  readonly #options: ReflectorOptions;
   readonly #closing = new AbortController();
+  readonly #following: { close(): void };
   #pods: Pods = new Map();
   #resourceVersion: string | undefined;
   #failures = 0;
   #timer: Timer | undefined;
 
-  constructor(options: ReflectorOptions) {
-    this.#options = options;
-    void this.#run();
+  constructor(private readonly options: ReflectorOptions) {
+    this.#following = repeat(options.clock, () => this.#follow());
   }
 
   close(): void {
     this.#closing.abort();
+    this.#following.close();
     this.#timer?.cancel();
   }
 
-  async #run(): Promise<void> {
-    const { signal } = this.#closing;
-    while (!signal.aborted) {
-      try {
-        if (this.#resourceVersion === undefined) await this.#list();
-        await this.#watch();
-      } catch (error) {
-        if (signal.aborted) return;
-        // 410: the version is too old.
-        const status = error instanceof ApiError ? error.status : 0;
-        if (status === 410) this.#resourceVersion = undefined;
-        this.#failures += 1;
-        // Normal operation: a version expires, a token is replaced.
-        if (this.#failures === 1 && (status === 401 || status === 410)) continue;
-        this.#options.onError(error);
-        await this.#wait();
-      }
+  /** Resolves at the end of a watch, with the time until the next one. */
+  async #follow(): Promise<number> {
+    try {
+      if (this.#resourceVersion === undefined) await this.#list();
+      await this.#watch();
+    } catch (error) {
+      if (this.#closing.signal.aborted) return 0;
+      // 410: the version is too old.
+      const status = error instanceof ApiError ? error.status : 0;
+      if (status === 410) this.#resourceVersion = undefined;
+      this.#failures += 1;
+      // Normal operation: a version expires, a token is replaced.
+      if (this.#failures === 1 && (status === 401 || status === 410)) return 0;
+      this.options.onError(error);
     }
+    return this.#waitMs();
   }
 
   async #list(): Promise<void> {
-    const { connection, path, labelSelector, clock } = this.#options;
+    const { connection, path, labelSelector, clock } = this.options;
     const pods: Pods = new Map();
     const query: Record<string, string> = { limit: PAGE_PODS, labelSelector };
     const beganAtMs = clock.now();
@@ -145,7 +144,7 @@ class Reflector {
   }
 
   async #watch(): Promise<void> {
-    const { connection, path, labelSelector, clock } = this.#options;
+    const { connection, path, labelSelector, clock } = this.options;
     const query = {
       labelSelector,
       resourceVersion: this.#resourceVersion ?? "0",
@@ -163,13 +162,9 @@ class Reflector {
       this.#failures = 0;
       hasEvents = true;
     });
-    if (hasEvents || clock.now() - startedAtMs >= SHORT_WATCH_MS) {
-      this.#failures = 0;
-      return;
-    }
     // A server may end each watch at once.
-    this.#failures += 1;
-    await this.#wait();
+    const isShort = !hasEvents && clock.now() - startedAtMs < SHORT_WATCH_MS;
+    this.#failures = isShort ? this.#failures + 1 : 0;
   }
 
   #apply({ type, object }: { readonly type: string; readonly object: Pod }): void {
@@ -185,7 +180,7 @@ class Reflector {
 
   /** False for a pod that is no instance. */
   #keep(pods: Pods, pod: Pod): boolean {
-    const instances = this.#options.read(pod);
+    const instances = this.options.read(pod);
     if (instances === undefined) return false;
     const key = keyOf(pod);
     if (pods.size >= MAX_PODS && !pods.has(key))
@@ -195,7 +190,7 @@ class Reflector {
   }
 
   #changed(): void {
-    const { clock, onChange } = this.#options;
+    const { clock, onChange } = this.options;
     if (this.#closing.signal.aborted) return;
     this.#timer ??= clock.setTimer(() => {
       this.#timer = undefined;
@@ -208,19 +203,10 @@ class Reflector {
   }
 
   /** Spreads many clients when a server is back. */
-  #wait(): Promise<void> {
-    const { clock, random } = this.#options;
-    const { signal } = this.#closing;
+  #waitMs(): number {
+    if (this.#failures === 0) return 0;
     const delayMs = Math.min(FIRST_RETRY_MS * 2 ** Math.min(this.#failures - 1, 10), MAX_RETRY_MS);
-    return new Promise((resolve) => {
-      const end = () => {
-        timer.cancel();
-        signal.removeEventListener("abort", end);
-        resolve();
-      };
-      const timer = clock.setTimer(end, delayMs * (0.5 + random.next() / 2));
-      signal.addEventListener("abort", end);
-    });
+    return delayMs * (0.5 + this.options.random.next() / 2);
   }
 }
 

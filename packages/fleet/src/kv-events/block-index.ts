@@ -25,8 +25,6 @@ interface Run {
 
 /** The blocks of the tree in one instance's prefix cache, from its KV events. */
 export class BlockIndex {
-  readonly #tree: BlockTree;
-  readonly #instance: Instance;
   #holder: number;
   readonly #maxBlocks: number;
   #blocks = new BlockHashes();
@@ -43,9 +41,11 @@ export class BlockIndex {
   #waitingBlocks = 0;
 
   /** `tree` serves all instances. Blocks above `maxBlocks` are not recorded. */
-  constructor(tree: BlockTree, instance: Instance, maxBlocks = 500_000) {
-    this.#tree = tree;
-    this.#instance = instance;
+  constructor(
+    private readonly tree: BlockTree,
+    private readonly instance: Instance,
+    maxBlocks = 500_000,
+  ) {
     this.#holder = tree.holderOf(instance);
     this.#maxBlocks = maxBlocks;
   }
@@ -76,7 +76,7 @@ export class BlockIndex {
         const run = { hashes: piece, tokens: numbers.map((_, at) => hashOf(from + at)) };
         if (before !== undefined) this.#placeAfter(before, run, numbers);
         else {
-          const geometry = this.#tree.open(this.#geometry(blockSize), this.#holder);
+          const geometry = this.tree.open(this.#geometry(blockSize), this.#holder);
           if (geometry !== undefined) this.#place(geometry.root, run, numbers);
         }
       }
@@ -94,14 +94,14 @@ export class BlockIndex {
       if (this.#blocks.hasCopies(number)) continue;
       const block = this.#blocks.block(number);
       this.#blocks.remove(number);
-      if (block !== 0) this.#tree.drop(block, this.#holder);
+      if (block !== 0) this.tree.drop(block, this.#holder);
     }
   }
 
   /** Look-ups find nothing at once. The steps free the memory. */
   cleared(): Steps {
     const dropping = this.#dropping(this.#blocks, this.#holder);
-    this.#holder = this.#tree.renewed(this.#instance);
+    this.#holder = this.tree.renewed(this.instance);
     this.#blocks = new BlockHashes();
     this.#groups.clear();
     this.#waiting.clear();
@@ -113,11 +113,11 @@ export class BlockIndex {
   *#dropping(blocks: BlockHashes, holder: number): Steps {
     let dropped = 0;
     for (const number of blocks.placed()) {
-      this.#tree.drop(blocks.block(number), holder);
+      this.tree.drop(blocks.block(number), holder);
       dropped += 1;
       if (dropped % STEP_BLOCKS === 0) yield;
     }
-    this.#tree.released(holder);
+    this.tree.released(holder);
   }
 
   /**
@@ -130,7 +130,7 @@ export class BlockIndex {
     if (first === undefined) return 0;
     if (groups.length === 1 && first.needs === "all") {
       const path = this.#path(tokens, first.blockSize);
-      const missing = path.findIndex((block) => !this.#tree.has(block, this.#holder));
+      const missing = path.findIndex((block) => !this.tree.has(block, this.#holder));
       return (missing === -1 ? path.length : missing) * first.blockSize;
     }
     const sizes = [...new Set(groups.map(({ blockSize }) => blockSize))];
@@ -158,8 +158,8 @@ export class BlockIndex {
   }
 
   #path(tokens: ArrayLike<number>, blockSize: number): readonly number[] {
-    const geometry = this.#tree.geometry(this.#geometry(blockSize));
-    return geometry === undefined ? [] : this.#tree.path(tokens, geometry);
+    const geometry = this.tree.geometry(this.#geometry(blockSize));
+    return geometry === undefined ? [] : this.tree.path(tokens, geometry);
   }
 
   /** With `kv_cache_report_mode` "full", vLLM repeats blocks that a request finds in the cache. */
@@ -245,14 +245,14 @@ export class BlockIndex {
 
   /** 0 if it contradicts an earlier event. */
   #placeOne(number: number, parent: number, tokens: number): number {
-    const [known, there] = [this.#blocks.block(number), this.#tree.at(parent, tokens)];
+    const [known, there] = [this.#blocks.block(number), this.tree.at(parent, tokens)];
     if (known !== 0 && known === there) return known;
-    if (known !== 0 || (there !== 0 && this.#tree.has(there, this.#holder))) {
+    if (known !== 0 || (there !== 0 && this.tree.has(there, this.#holder))) {
       this.contradictions += 1;
       return 0;
     }
-    const block = there === 0 ? this.#tree.add(parent, tokens) : there;
-    this.#tree.hold(block, this.#holder);
+    const block = there === 0 ? this.tree.add(parent, tokens) : there;
+    this.tree.hold(block, this.#holder);
     this.#blocks.place(number, block);
     return block;
   }

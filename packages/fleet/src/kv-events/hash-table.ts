@@ -17,10 +17,8 @@ export class HashTable {
   readonly #tables: readonly Table[];
   #numbers: Uint32Array = NO_NUMBERS;
   #at = 0;
-  readonly #hashOf: (number: number) => number;
 
-  constructor(hashOf: (number: number) => number) {
-    this.#hashOf = hashOf;
+  constructor(private readonly hashOf: (number: number) => number) {
     this.#tables = Array.from({ length: TABLES }, () => ({ numbers: NO_NUMBERS, size: 0 }));
   }
 
@@ -36,20 +34,20 @@ export class HashTable {
   }
 
   add(number: number): void {
-    const hash = this.#hashOf(number);
+    const hash = this.hashOf(number);
     const table = this.#tableOf(hash);
     const { numbers } = table;
     table.size += 1;
     if (table.size > numbers.length * MAX_LOAD_FACTOR) {
       table.numbers = new Uint32Array(Math.max(FIRST_LENGTH, 2 * numbers.length));
-      for (const moved of numbers) if (moved !== 0) this.#insert(moved, this.#hashOf(moved));
+      for (const moved of numbers) if (moved !== 0) this.#insert(moved, this.hashOf(moved));
     }
     this.#insert(number, hash);
   }
 
   /** Moves up later entries that a search would miss. */
   remove(number: number): void {
-    const hash = this.#hashOf(number);
+    const hash = this.hashOf(number);
     const table = this.#tableOf(hash);
     const { numbers } = table;
     const mask = numbers.length - 1;
@@ -58,7 +56,7 @@ export class HashTable {
     for (let at = (gap + 1) & mask; ; at = (at + 1) & mask) {
       const moved = numbers[at] ?? 0;
       if (moved === 0) break;
-      if (((at - this.#hashOf(moved)) & mask) < ((at - gap) & mask)) continue;
+      if (((at - this.hashOf(moved)) & mask) < ((at - gap) & mask)) continue;
       numbers[gap] = moved;
       gap = at;
     }

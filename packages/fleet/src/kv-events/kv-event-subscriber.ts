@@ -125,19 +125,17 @@ interface FollowOptions extends KvEventSubscriberOptions {
 
 class FollowedInstance {
   stream: KvEventStream<BlockIndex> | undefined;
-  readonly #instance: Instance;
-  readonly #options: FollowOptions;
-  readonly #tree: BlockTree;
   #source: KvEventSource | undefined;
   #timer: Timer | undefined;
   #isAsking = false;
   #isClosed = false;
   #warned = false;
 
-  constructor(instance: Instance, options: FollowOptions, tree: BlockTree) {
-    this.#instance = instance;
-    this.#options = options;
-    this.#tree = tree;
+  constructor(
+    private readonly instance: Instance,
+    private readonly options: FollowOptions,
+    private readonly tree: BlockTree,
+  ) {
     const { kvEvents, kvEventsReplay } = instance;
     if (kvEvents !== undefined) this.#open({ endpoint: kvEvents, replayEndpoint: kvEventsReplay });
     else void this.#ask();
@@ -150,15 +148,15 @@ class FollowedInstance {
   }
 
   #open(source: KvEventSource): void {
-    if (this.stream !== undefined) void this.#options.turns.run(this.stream.close());
+    if (this.stream !== undefined) void this.options.turns.run(this.stream.close());
     this.#source = source;
-    const index = new BlockIndex(this.#tree, this.#instance);
-    this.stream = new KvEventStream(source, index, this.#options, () => void this.#ask());
+    const index = new BlockIndex(this.tree, this.instance);
+    this.stream = new KvEventStream(source, index, this.options, () => void this.#ask());
   }
 
   async #ask(): Promise<void> {
-    const { get, clock } = this.#options;
-    const { role, url, kvEvents } = this.#instance;
+    const { get, clock } = this.options;
+    const { role, url, kvEvents } = this.instance;
     if (get === undefined || kvEvents !== undefined || this.#isAsking) return;
     this.#isAsking = true;
     this.#timer?.cancel();
@@ -178,7 +176,7 @@ class FollowedInstance {
 
   #sourceIn(answer: unknown): KvEventSource | undefined {
     const sources = sourcesSchema.parse(answer);
-    const { dataParallelRank: rank, url } = this.#instance;
+    const { dataParallelRank: rank, url } = this.instance;
     const ranks = Object.keys(sources).length;
     if (rank === undefined && ranks > 1) {
       this.#warnOnce(
@@ -199,8 +197,8 @@ class FollowedInstance {
   #warnOnce(reason: string): void {
     if (this.#warned) return;
     this.#warned = true;
-    const { log } = this.#options;
-    log.warn("kv-events-not-followed", { instance: instanceName(this.#instance), reason });
+    const { log } = this.options;
+    log.warn("kv-events-not-followed", { instance: instanceName(this.instance), reason });
   }
 }
 

@@ -51,13 +51,11 @@ const MAX_INSTANCES = 64;
 
 /** Chooses where prefill instances fetch prefixes from: pools, and the tiers of instances. */
 export class KvSources {
-  readonly #options: KvSourcesOptions;
   readonly #pools: readonly PoolKeys[];
   readonly asked = new AskedPrompts();
 
   /** @throws `KV_CONFIG_INVALID` for a pool's address that is not valid. */
-  constructor(options: KvSourcesOptions) {
-    this.#options = options;
+  constructor(private readonly options: KvSourcesOptions) {
     this.#pools = options.settings.pools.map(
       (url) => new PoolKeys(parseInstanceSpec(url).url, options),
     );
@@ -65,7 +63,7 @@ export class KvSources {
 
   /** Whether token ids would find a source. */
   readsTokenIds(): boolean {
-    const { tierPort } = this.#options.settings;
+    const { tierPort } = this.options.settings;
     return tierPort !== undefined || this.#pools.some(({ peer }) => peer !== undefined);
   }
 
@@ -81,7 +79,7 @@ export class KvSources {
     for (const pool of this.#pools) {
       const { peer } = pool;
       if (peer === undefined) continue;
-      const tokens = await this.#options.parses.run(pool.matchedTokens(ids));
+      const tokens = await this.options.parses.run(pool.matchedTokens(ids));
       holders.push({ peer, instance: undefined, tokens });
     }
     return holders
@@ -110,7 +108,7 @@ export class KvSources {
     context: RoutingContext,
     holders: readonly KvHolder[],
   ): KvSource | undefined {
-    const { pools, costs } = this.#options;
+    const { pools, costs } = this.options;
     const { charactersPerToken } = costs;
     const ownTokens = pools[instance.role].cachedTokens(instance, context, charactersPerToken) ?? 0;
     const others = holders.filter((each) => each.instance !== instance);
@@ -120,7 +118,7 @@ export class KvSources {
 
   /** The longest, where an instance that has `ownTokens` gets the rest sooner than it computes it. */
   longest([holder]: readonly KvHolder[], ownTokens: number): KvHolder | undefined {
-    const { costs } = this.#options;
+    const { costs } = this.options;
     const more = (holder?.tokens ?? 0) - ownTokens;
     const [fetchMs, computeMs] = [costs.fetchMs(more), costs.msPerToken];
     const isSlow = fetchMs !== undefined && computeMs !== undefined && fetchMs > computeMs * more;
@@ -136,7 +134,7 @@ export class KvSources {
     holders: readonly KvHolder[],
     excluding: ReadonlySet<Instance>,
   ): Instance | undefined {
-    const { prefill } = this.#options.pools;
+    const { prefill } = this.options.pools;
     if (holders.length === 0 || context.prefillers !== undefined) return undefined;
     const chosen = context.preferredPrefill ?? prefill.choose(context, excluding);
     if (chosen === undefined) return undefined;
@@ -152,7 +150,7 @@ export class KvSources {
     context: RoutingContext,
     holders: readonly KvHolder[],
   ): number | undefined {
-    const { pools, costs } = this.#options;
+    const { pools, costs } = this.options;
     const { charactersPerToken, msPerToken } = costs;
     const queueMs = costs.queueMs(instance.inFlight);
     const tokens = unsaltedIds(context.request)?.length;
@@ -167,7 +165,7 @@ export class KvSources {
   }
 
   kvTransferParam({ peer }: KvHolder): string {
-    return remoteKvSource(peer, this.#options.random);
+    return remoteKvSource(peer, this.options.random);
   }
 
   close(): void {
@@ -176,7 +174,7 @@ export class KvSources {
 
   /** Those that report what they have, by their KV events, and neither leave nor fail. */
   #instances(context: RoutingContext): KvHolder[] {
-    const { pools, costs } = this.#options;
+    const { pools, costs } = this.options;
     return Object.values(pools).flatMap((pool) =>
       pool
         .list()
@@ -192,7 +190,7 @@ export class KvSources {
 
   /** Its P2P tier. */
   #peerOf({ url, dataParallelRank = 0 }: Instance): string | undefined {
-    const { tierPort } = this.#options.settings;
+    const { tierPort } = this.options.settings;
     return tierPort === undefined
       ? undefined
       : `${new URL(url).hostname}:${tierPort + dataParallelRank}`;

@@ -49,8 +49,6 @@ const STEP_BLOCKS = 128;
 
 /** The keys of the blocks that a `kv-pool` has, by following its admin address. */
 export class PoolKeys {
-  readonly #url: string;
-  readonly #options: PoolKeysOptions;
   readonly #keys = new Set<string>();
   readonly #following: { close(): void };
   #peer: string | undefined;
@@ -60,9 +58,10 @@ export class PoolKeys {
   #epoch = "";
   #after = 0;
 
-  constructor(url: string, options: PoolKeysOptions) {
-    this.#url = url;
-    this.#options = options;
+  constructor(
+    private readonly url: string,
+    private readonly options: PoolKeysOptions,
+  ) {
     this.#following = repeat(options.clock, () => this.#follow());
   }
 
@@ -74,18 +73,18 @@ export class PoolKeys {
 
   status(): PoolKeysStatus {
     const [peer, unused] = [this.#peer ?? null, this.#unused ?? null];
-    return { url: this.#url, peer, unused, blocks: this.#keys.size };
+    return { url: this.url, peer, unused, blocks: this.#keys.size };
   }
 
   async copyFrom(peer: string): Promise<void> {
-    const { get, log } = this.#options;
+    const { get, log } = this.options;
     try {
       const post = JSON.stringify({ peer });
-      const asked = { role: "prefill", url: this.#url, path: "/copies", post } as const;
+      const asked = { role: "prefill", url: this.url, path: "/copies", post } as const;
       const { status } = await get({ ...asked, timeoutMs: COPY_MS });
       if (status !== 200) throw new Error(`POST /copies answered ${status}`);
     } catch (error) {
-      log.warn("kv-not-handed-over", { url: this.#url, peer, error });
+      log.warn("kv-not-handed-over", { url: this.url, peer, error });
     }
   }
 
@@ -126,9 +125,9 @@ export class PoolKeys {
   }
 
   async #ask(): Promise<boolean> {
-    const { status, body } = await this.#options.get({
+    const { status, body } = await this.options.get({
       role: "prefill",
-      url: this.#url,
+      url: this.url,
       path: `/blocks?epoch=${encodeURIComponent(this.#epoch)}&after=${this.#after}`,
       timeoutMs: ASK_TIMEOUT_MS,
     });
@@ -157,7 +156,7 @@ export class PoolKeys {
   }
 
   #leaveOut(why: string): void {
-    if (this.#unused !== why) this.#options.log.warn("kv-pool-unused", { url: this.#url, why });
+    if (this.#unused !== why) this.options.log.warn("kv-pool-unused", { url: this.url, why });
     this.#unused = why;
   }
 }

@@ -21,17 +21,15 @@ const ANSWER_BYTES = 64 * 1024;
 
 /** Has a new prefill instance fetch the prompts that are asked for most, before it takes load. */
 export class WarmStart {
-  readonly #options: WarmStartOptions;
   readonly #closing: Deadline;
 
-  constructor(options: WarmStartOptions) {
-    this.#options = options;
+  constructor(private readonly options: WarmStartOptions) {
     this.#closing = new Deadline(options);
   }
 
   /** The instance takes load when this resolves, and from the start where no other one does. */
   async warm(instance: PooledInstance): Promise<void> {
-    const { sources, clock, log } = this.#options;
+    const { sources, clock, log } = this.options;
     const prompts = sources.asked.mostAsked();
     if (prompts.length === 0) return;
     instance.warm(true);
@@ -60,7 +58,7 @@ export class WarmStart {
   }
 
   async #whenItRuns(instance: PooledInstance): Promise<void> {
-    const { clock, hasChecks } = this.#options;
+    const { clock, hasChecks } = this.options;
     const isUnseen = () =>
       instance.seenAtMs === Number.NEGATIVE_INFINITY &&
       !instance.draining &&
@@ -77,7 +75,7 @@ export class WarmStart {
     { model, tokens }: AskedPrompt,
     deadline: Deadline,
   ): Promise<number> {
-    const { sources, upstream, random } = this.#options;
+    const { sources, upstream, random } = this.options;
     const requestId = `warm-${random.uuid()}`;
     const context = { requestId, request: { fields: {}, tokenIds: tokens } };
     const holders = await sources.holders(context);

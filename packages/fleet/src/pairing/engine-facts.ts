@@ -1,4 +1,5 @@
 import { createHash } from "node:crypto";
+import { isObject } from "@kv/http";
 import { KvError, type SideChannel } from "@kv/interface";
 import {
   type AgentMetadata,
@@ -129,10 +130,7 @@ export function modeIn(factors: EngineFacts["factors"]): EngineFacts["mode"] {
 }
 
 function announcedFactors(announced: unknown, hash: string): EngineFacts["factors"] {
-  if (typeof announced !== "object" || announced === null || Array.isArray(announced))
-    return undefined;
-  const factors = announced as Readonly<Record<string, unknown>>;
-  return compatibilityHash(factors) === hash ? factors : undefined;
+  return isObject(announced) && compatibilityHash(announced) === hash ? announced : undefined;
 }
 
 const name = z.string().max(MAX_ID_LENGTH).optional().catch(undefined);

@@ -1,6 +1,7 @@
 import { KvError, type Timer } from "@kv/interface";
-import { type Instance, instanceName, type Role } from "../instances/instance.js";
-import { getOrAdd, type PooledInstance } from "../instances/pooled-instance.js";
+import { hostOf, type Instance, instanceName, type Role } from "../instances/instance.js";
+import { getOrAdd, type PooledInstance, putLast } from "../instances/pooled-instance.js";
+import { invalidConfig } from "../settings/invalid-config.js";
 import { checkKey, checkPair, fitting, misfit, type PairCheck } from "./check-pair.js";
 import { type EngineFacts, modeIn, type SideChannelAddress } from "./engine-facts.js";
 import type { PairingSettings } from "./pairing-settings.js";
@@ -83,7 +84,7 @@ export class Entry {
 
   get address(): SideChannelAddress | undefined {
     const { kv, url } = this.instance;
-    const host = new URL(url).hostname.replace(/^\[|\]$/g, "");
+    const host = hostOf(url);
     if (kv !== undefined && (kv.host ?? kv.port ?? kv.engineId) !== undefined)
       return { host: kv.host ?? host, port: kv.port ?? DEFAULT_PORT };
     if (this.answered === undefined) return undefined;
@@ -110,10 +111,7 @@ export class Entry {
       mode: modeIn(factors) ?? own?.mode ?? facts.mode,
     };
     this.stale = false;
-    engines.delete(facts.engineId);
-    engines.set(facts.engineId, this.facts);
-    const [oldest] = engines.keys();
-    if (engines.size > MAX_ENGINES && oldest !== undefined) engines.delete(oldest);
+    putLast(engines, facts.engineId, this.facts, MAX_ENGINES);
   }
 }
 
@@ -133,9 +131,10 @@ function isOwnHost(host: string): boolean {
 export function addressUnknown(role: Role): KvError {
   const learned = role === "prefill" ? " before its first answer" : "";
   const message = `the address of its side channel is not known${learned}`;
-  return new KvError("KV_CONFIG_INVALID", message, {
-    hint: `vLLM does not announce it over HTTP: give --${role}-side-channel-port, or kv.port of the instance in a configuration or discovery file (vLLM's default: 5600); --pairing off ends this warning`,
-  });
+  return invalidConfig(
+    message,
+    `vLLM does not announce it over HTTP: give --${role}-side-channel-port, or kv.port of the instance in a configuration or discovery file (vLLM's default: 5600); --pairing off ends this warning`,
+  );
 }
 
 /**
@@ -166,13 +165,10 @@ export interface Fitting {
 
 /** Checks each pair of kinds once. */
 export class Kinds {
-  readonly #mode: PairingSettings["mode"];
   readonly #byKey: Record<Role, Map<string, Kind>> = { prefill: new Map(), decode: new Map() };
   #lastId = 0;
 
-  constructor(mode: PairingSettings["mode"]) {
-    this.#mode = mode;
-  }
+  constructor(private readonly mode: PairingSettings["mode"]) {}
 
   of(role: Role): Kind[] {
     return [...this.#byKey[role].values()];
@@ -196,7 +192,7 @@ export class Kinds {
       const [other] = kind.entries;
       if (other === undefined) continue;
       const [p, d] = role === "prefill" ? [entry, other] : [other, entry];
-      const check = checkEntries(p, d, this.#mode);
+      const check = checkEntries(p, d, this.mode);
       created.checks.set(kind, check);
       kind.checks.set(created, check);
     }

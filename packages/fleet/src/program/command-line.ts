@@ -1,3 +1,4 @@
+import { isObject } from "@kv/http";
 import { commanderOutput, each, packageVersion, port, wholeNumber } from "@kv/program";
 import { Command, Option } from "commander";
 import { z } from "zod";
@@ -111,12 +112,8 @@ export function merged<Under extends object, Over extends object>(
   const all = { ...under } as Record<string, unknown>;
   for (const [key, value] of Object.entries(over)) {
     const before = all[key];
-    if (isPlain(value)) all[key] = merged(isPlain(before) ? before : {}, value);
+    if (isObject(value)) all[key] = merged(isObject(before) ? before : {}, value);
     else if (value !== undefined) all[key] = value;
   }
   return all as Under & Over;
-}
-
-export function isPlain(value: unknown): value is object {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
 }

@@ -1,9 +1,9 @@
-import { KvError } from "@kv/interface";
 import { z } from "zod";
 import type { Role } from "../instances/instance.js";
 import { parseInstanceSpec } from "../instances/instance-spec.js";
 import { ROUTING_NAMES } from "../routing/built-in-routings.js";
 import type { FleetSettingsInput } from "../settings/fleet-settings.js";
+import { invalidConfig } from "../settings/invalid-config.js";
 import { group, setting } from "../settings/settings-table.js";
 import { LOG_LEVELS } from "../telemetry/json-log.js";
 import { merged } from "./command-line.js";
@@ -87,23 +87,6 @@ export function withFleetFlags<Given extends FleetSettingsInput>(
   return merged(given, { routing: merged(routing, given.routing ?? {}), prefillers, decoders });
 }
 
-/**
- * Checks that both roles have instances.
- *
- * @throws `KV_CONFIG_INVALID` if a role has no instance and there is no discovery.
- */
-export function requireInstances({ prefillers, decoders, discovery }: FleetSettingsInput): void {
-  for (const [role, list = []] of [
-    ["prefill", prefillers],
-    ["decode", decoders],
-  ] as const) {
-    if (discovery !== undefined || list.length > 0) continue;
-    throw new KvError("KV_CONFIG_INVALID", `no ${role} instance is given`, {
-      hint: `give --${role} http://host:port, one or more`,
-    });
-  }
-}
-
 type Instances = FleetSettingsInput["prefillers"];
 
 const ENGINE_FLAGS = {
@@ -128,12 +111,9 @@ function withEngines(
   const count = urls?.length ?? 0;
   for (const [member, { length }] of lists) {
     if (length === count || (member !== "engineId" && length === 1 && count > 0)) continue;
-    throw new KvError(
-      "KV_CONFIG_INVALID",
+    throw invalidConfig(
       `--${role}-${ENGINE_FLAGS[member]} has ${length} values, but ${count} ${role} instances are given`,
-      {
-        hint: `give one for each --${role}, in the same order; in a configuration file, set the kv of each instance`,
-      },
+      `give one for each --${role}, in the same order; in a configuration file, set the kv of each instance`,
     );
   }
   return urls?.map((url, index) => ({

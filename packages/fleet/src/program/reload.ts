@@ -1,6 +1,6 @@
 import { isDeepStrictEqual } from "node:util";
+import { isObject } from "@kv/http";
 import type { JsonLog, LogLevel } from "../telemetry/json-log.js";
-import { isPlain } from "./command-line.js";
 
 /** What a command line and its file say. */
 interface ProgramOptions {
@@ -81,7 +81,7 @@ function changedNames(before: object, after: object, prefix: string): string[] {
   return [...new Set([...Object.keys(before), ...Object.keys(after)])].flatMap((name) => {
     const [old, now] = [members(before)[name], members(after)[name]];
     if (isDeepStrictEqual(old, now)) return [];
-    return isPlain(old) && isPlain(now)
+    return isObject(old) && isObject(now)
       ? changedNames(old, now, `${prefix}${name}.`)
       : [prefix + name];
   });

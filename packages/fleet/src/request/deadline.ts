@@ -51,6 +51,11 @@ export class Deadline {
     return this.#reason;
   }
 
+  /** @throws The reason of the abort. */
+  throwIfAborted(): void {
+    if (this.#reason !== undefined) throw this.#reason;
+  }
+
   /**
    * Calls `listener` once, at the abort or at once after it. Returns a function that removes it.
    */

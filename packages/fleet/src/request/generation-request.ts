@@ -1,5 +1,12 @@
 import type { IncomingHttpHeaders } from "node:http";
-import { AT_ONCE_BYTES, type LongMember, parseJsonPieces, shownValue, timesNamed } from "@kv/http";
+import {
+  AT_ONCE_BYTES,
+  isObject,
+  type LongMember,
+  parseJsonPieces,
+  shownValue,
+  timesNamed,
+} from "@kv/http";
 import type { YieldingQueue } from "@kv/interface";
 import { KvError, type Random } from "@kv/interface";
 
@@ -98,10 +105,8 @@ function requestOf(
   parsed: unknown,
   written: WrittenBody & Pick<GenerationRequest, "long">,
 ): GenerationRequest {
-  if (typeof parsed !== "object" || parsed === null || Array.isArray(parsed)) {
-    throw new KvError("KV_REQUEST_INVALID", "the body must be a JSON object");
-  }
-  const fields = parsed as Record<string, unknown>;
+  if (!isObject(parsed)) throw new KvError("KV_REQUEST_INVALID", "the body must be a JSON object");
+  const fields = parsed;
   refuseConnectorMembers(fields, written);
   validateBody(fields);
   if (endpoint === "/v1/responses") checkRequestId(fields.request_id);
@@ -331,6 +336,14 @@ function refusal(path: string): KvError {
 function isNamedTwice(text: string, name: string): boolean {
   const mayBe = text.indexOf(name) !== text.lastIndexOf(name) || text.includes("\\u");
   return mayBe && timesNamed(text, name) > 1;
+}
+
+/** The error for a request that two instances would answer wrongly. */
+export function cannotDisaggregate(why: string): KvError {
+  const message = `prefill and decode of this request cannot run on two instances: ${why}`;
+  return new KvError("KV_REQUEST_INVALID", message, {
+    hint: "change the request; or start with --unsplittable decode-computes, which sends such requests to one decode instance",
+  });
 }
 
 /** Why two instances would answer wrongly (vLLM 0.32 and 0.33); else undefined. */

@@ -157,7 +157,6 @@ class PrefixAware implements Routing {
 }
 
 class RememberedPrefixes {
-  readonly #byLoad: LeastLoaded;
   readonly #chunkLength: number;
   readonly #max: number;
   readonly #holders = new Map<string, Set<Instance>>();
@@ -166,9 +165,8 @@ class RememberedPrefixes {
 
   constructor(
     { chunkLength = 256, maxPrefixes = 50_000 }: PrefixAwareOptions,
-    byLoad: LeastLoaded,
+    private readonly byLoad: LeastLoaded,
   ) {
-    this.#byLoad = byLoad;
     this.#chunkLength = chunkLength;
     this.#max = maxPrefixes;
   }
@@ -194,7 +192,7 @@ class RememberedPrefixes {
       const holders = this.#holders.get(keys[count - 1] ?? "");
       if (holders === undefined || holders.size === size) continue;
       size = holders.size;
-      const [instance] = this.#byLoad.holders(candidates, holders, most, 1);
+      const [instance] = this.byLoad.holders(candidates, holders, most, 1);
       if (instance !== undefined) return { instance, score: count * this.#chunkLength };
     }
     return undefined;

@@ -4,6 +4,7 @@ import { z } from "zod";
 import { instanceSpecSchema } from "../instances/instance-spec.js";
 import { PAIRING_MODES } from "../pairing/pairing-settings.js";
 import { ROUTING_NAMES } from "../routing/built-in-routings.js";
+import { invalidConfig } from "./invalid-config.js";
 import { counted, group, ms, setting } from "./settings-table.js";
 
 /** Times for connecting to instances and leaving them out, as members of a zod schema. */
@@ -213,12 +214,10 @@ export function readJsonFile(path: string, readFile: (path: string) => string): 
   try {
     return JSON.parse(readFile(path));
   } catch (cause) {
-    throw new KvError(
-      "KV_CONFIG_INVALID",
+    throw invalidConfig(
       `${path} cannot be read as JSON: ${(cause as Error).message}`,
-      {
-        cause,
-      },
+      undefined,
+      cause,
     );
   }
 }

@@ -1,6 +1,7 @@
 import { createWriteStream, openSync } from "node:fs";
-import { KvError, type Log, type Tracer } from "@kv/interface";
+import type { Log, Tracer } from "@kv/interface";
 import type { SpanExporter } from "@opentelemetry/sdk-trace";
+import { invalidConfig } from "../settings/invalid-config.js";
 
 /** The result of `openTracer`. */
 export interface OpenedTracer {
@@ -76,9 +77,7 @@ async function fileExporter(file: string): Promise<SpanExporter> {
     // Only the owner may see ids and addresses.
     fd = openSync(file, "a", 0o600);
   } catch (cause) {
-    throw new KvError("KV_CONFIG_INVALID", `--trace ${file} cannot be written: ${String(cause)}`, {
-      cause,
-    });
+    throw invalidConfig(`--trace ${file} cannot be written: ${String(cause)}`, undefined, cause);
   }
   const stream = createWriteStream(file, { fd });
   stream.on("error", () => {});
@@ -119,14 +118,10 @@ function collectorUrl(env: Readonly<Record<string, string | undefined>>): URL | 
   const protocol =
     env["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] || env["OTEL_EXPORTER_OTLP_PROTOCOL"] || "http/json";
   if (protocol !== "http/json")
-    throw new KvError(
-      "KV_CONFIG_INVALID",
+    throw invalidConfig(
       `OTEL_EXPORTER_OTLP_PROTOCOL is ${protocol}; spans are sent as http/json`,
-      { hint: "a collector takes http/json at the port of OTLP over HTTP, 4318 by default" },
+      "a collector takes http/json at the port of OTLP over HTTP, 4318 by default",
     );
   if (URL.canParse(text) && /^https?:/.test(text)) return new URL(text);
-  throw new KvError(
-    "KV_CONFIG_INVALID",
-    `OTEL_EXPORTER_OTLP_ENDPOINT is "${text}", which is no HTTP URL`,
-  );
+  throw invalidConfig(`OTEL_EXPORTER_OTLP_ENDPOINT is "${text}", which is no HTTP URL`);
 }

@@ -1,4 +1,5 @@
-import type { Metrics } from "@kv/interface";
+import { statusOf } from "@kv/http";
+import type { Ambient, KvError, LogFields, Metrics } from "@kv/interface";
 import {
   AggregatorRegistry,
   Counter,
@@ -321,6 +322,55 @@ function addRead<S>(
     });
     return { ...(await own()), values };
   };
+}
+
+/** A client's request that has ended. */
+export interface EndedRequest {
+  /** As metrics name it. */
+  readonly endpoint: string;
+  /** Of the answer. */
+  readonly status: number;
+  readonly failure: KvError | undefined;
+  readonly durationMs: number;
+  /** Of its log line. */
+  readonly fields: LogFields;
+}
+
+/** Counts, measures and logs the end of a request. Returns its outcome. */
+export function reportEnd(
+  { metrics, log }: Pick<Ambient, "metrics" | "log">,
+  { endpoint, status, failure, durationMs, fields }: EndedRequest,
+): string {
+  const outcome = failure?.code ?? statusName(status);
+  metrics.count("kv_proxy_requests_total", 1, { endpoint, outcome });
+  metrics.observe("kv_proxy_request_duration_seconds", durationMs / 1000, { endpoint });
+  if (failure === undefined) {
+    log.info("request-done", fields);
+    return outcome;
+  }
+  countRefusal(metrics, failure);
+  const { code, message, details } = failure;
+  // A message about a client's error may repeat a value of its body.
+  const shown = code === "KV_REQUEST_INVALID" ? { code, param: details.param } : { code, message };
+  if (statusOf(failure) >= 500) log.warn("request-failed", { ...fields, ...shown });
+  else if (code === "KV_REQUEST_ABORTED") log.info("request-aborted", { ...fields, ...shown });
+  else log.info("request-refused", { ...fields, ...shown });
+  return outcome;
+}
+
+/** Counts an error that a limit caused. */
+export function countRefusal(metrics: Metrics, { details: { limit } }: KvError): void {
+  if (typeof limit === "string") metrics.count("kv_proxy_refused_total", 1, { limit });
+}
+
+/** Statuses counted one by one. Instances could answer with hundreds of others. */
+const COUNTED_STATUSES: ReadonlySet<number> = new Set([
+  200, 400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 429, 431, 499, 500, 501, 502, 503, 504,
+]);
+
+/** A status as counts name it. */
+export function statusName(status: number): string {
+  return COUNTED_STATUSES.has(status) ? String(status) : `${Math.floor(status / 100)}xx`;
 }
 
 /** Counts and observes in both. */

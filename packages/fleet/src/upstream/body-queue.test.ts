@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { BodyQueue } from "./body-queue.js";
+import { BodyQueue } from "./upstream.js";
 
 function setUp(highBytes?: number) {
   const queue = new BodyQueue(highBytes);

@@ -44,16 +44,13 @@ const NOT_OF_THE_PROMPT = new Set(
  * template). Results are remembered. A prompt that cannot be rendered goes on without token ids.
  */
 export class PromptRenderer {
-  readonly #options: PromptRendererOptions;
   readonly #known = new Map<string, Int32Array | Promise<Int32Array | undefined>>();
   #bytes = 0;
   readonly #without = new WeakMap<Instance, number>();
   #turn = 0;
   #warnedAtMs = Number.NEGATIVE_INFINITY;
 
-  constructor(options: PromptRendererOptions) {
-    this.#options = options;
-  }
+  constructor(private readonly options: PromptRendererOptions) {}
 
   /** Undefined if unknown or written in the body. Never rejects. */
   async tokenIds(
@@ -96,7 +93,7 @@ export class PromptRenderer {
   }
 
   #instance(): Instance | undefined {
-    const { renderers, ambient } = this.#options;
+    const { renderers, ambient } = this.options;
     const nowMs = ambient.clock.now();
     const able = renderers
       .list()
@@ -110,7 +107,7 @@ export class PromptRenderer {
     request: GenerationRequest,
     clientHeaders: IncomingHttpHeaders,
   ): Promise<Int32Array | undefined> {
-    const { upstream, forwarded, ambient } = this.#options;
+    const { upstream, forwarded, ambient } = this.options;
     const { clock, random } = ambient;
     const path = `${request.endpoint}/render`;
     const deadline = new Deadline({ clock, requestMs: TIMEOUT_MS });
@@ -153,11 +150,11 @@ export class PromptRenderer {
   }
 
   #count(outcome: Outcome): void {
-    this.#options.ambient.metrics.count("kv_proxy_rendered_total", 1, { outcome });
+    this.options.ambient.metrics.count("kv_proxy_rendered_total", 1, { outcome });
   }
 
   #warn({ url }: Instance, reason: string): void {
-    const { clock, log } = this.#options.ambient;
+    const { clock, log } = this.options.ambient;
     if (clock.now() - this.#warnedAtMs < WARNING_INTERVAL_MS) return;
     this.#warnedAtMs = clock.now();
     log.warn("prompt-not-rendered", {

@@ -7,7 +7,6 @@ import { getOrAdd } from "../instances/pooled-instance.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
 import { Deadline } from "../request/deadline.js";
 import type { RequestBody } from "../request/generation-request.js";
-import { BodyQueue } from "./body-queue.js";
 import { HOP_BY_HOP } from "./forwarded-headers.js";
 
 /** An answer's headers, names in lower case. */
@@ -210,9 +209,6 @@ export function instanceGet(upstream: Upstream, clock: Clock, limitBytes = 64 * 
 }
 
 class Call implements Dispatcher.DispatchHandler {
-  readonly #request: UpstreamRequest;
-  readonly #resolve: (answer: UpstreamAnswer) => void;
-  readonly #reject: (error: KvError) => void;
   readonly #queue = new BodyQueue();
   isKept = false;
   #controller: Dispatcher.DispatchController | undefined;
@@ -221,13 +217,10 @@ class Call implements Dispatcher.DispatchHandler {
   #stopListening: (() => void) | undefined;
 
   constructor(
-    request: UpstreamRequest,
-    resolve: (answer: UpstreamAnswer) => void,
-    reject: (error: KvError) => void,
+    private readonly request: UpstreamRequest,
+    private readonly resolve: (answer: UpstreamAnswer) => void,
+    private readonly reject: (error: KvError) => void,
   ) {
-    this.#request = request;
-    this.#resolve = resolve;
-    this.#reject = reject;
     this.#stopListening = request.abort.onAbort((reason) => {
       this.#stop();
       // It still waits for a connection, and stops when it gets one.
@@ -242,7 +235,7 @@ class Call implements Dispatcher.DispatchHandler {
       return;
     }
     this.#stage = "answer";
-    this.#request.onSent?.();
+    this.request.onSent?.();
   }
 
   onResponseStart(
@@ -255,7 +248,7 @@ class Call implements Dispatcher.DispatchHandler {
     const discard = () => {
       if (!this.#ended) this.#stop();
     };
-    this.#resolve({ status, headers, body: this.#queue, discard });
+    this.resolve({ status, headers, body: this.#queue, discard });
   }
 
   onResponseData(controller: Dispatcher.DispatchController, chunk: Uint8Array): void {
@@ -273,16 +266,16 @@ class Call implements Dispatcher.DispatchHandler {
   }
 
   #stop(): void {
-    const { reason = new Error("aborted by the proxy") } = this.#request.abort;
+    const { reason = new Error("aborted by the proxy") } = this.request.abort;
     this.#controller?.abort(reason);
   }
 
   #fail(cause: unknown): void {
     if (this.#ended) return;
     this.#finish();
-    const error = failure(this.#request, this.#stage, cause, this.isKept);
+    const error = failure(this.request, this.#stage, cause, this.isKept);
     if (this.#stage === "body") this.#queue.fail(error);
-    else this.#reject(error);
+    else this.reject(error);
   }
 
   #finish(): void {
@@ -317,6 +310,119 @@ function failure(
       cause,
     },
   );
+}
+
+interface Sender {
+  pause(): void;
+  resume(): void;
+}
+
+/** The first bytes of a body. */
+export interface LimitedBody {
+  readonly bytes: Buffer;
+  readonly complete: boolean;
+}
+
+type Next = IteratorResult<Uint8Array, undefined>;
+
+const DONE: Next = { done: true, value: undefined };
+
+/**
+ * Chunks of an instance's answer for one reader. More than `highBytes` of unread chunks pause the
+ * sender.
+ */
+export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
+  readonly #highBytes: number;
+  readonly #chunks: Uint8Array[] = [];
+  #unreadBytes = 0;
+  #ended = false;
+  #failure: Error | undefined;
+  #paused: Sender | undefined;
+  #reader: { resolve(next: Next): void; reject(error: Error): void } | undefined;
+
+  constructor(highBytes = 256 * 1024) {
+    this.#highBytes = highBytes;
+  }
+
+  /** Reads an ended body at once; undefined if it has not ended or exceeds `limitBytes`. */
+  readBuffered(limitBytes: number): LimitedBody | undefined {
+    if (!this.#ended || this.#unreadBytes > limitBytes) return undefined;
+    this.#unreadBytes = 0;
+    return { bytes: concatChunks(this.#chunks.splice(0)), complete: true };
+  }
+
+  /**
+   * Reads until the end, above `limitBytes`, or until `enough` is true of a chunk. The rest stays
+   * unread. Rejects with the error of `fail`.
+   */
+  async readLimited(
+    limitBytes: number,
+    enough?: (chunk: Uint8Array) => boolean,
+  ): Promise<LimitedBody> {
+    const chunks: Uint8Array[] = [];
+    let lengthBytes = 0;
+    for (;;) {
+      const { done, value } = await this.next();
+      if (done === true) return { bytes: concatChunks(chunks), complete: true };
+      chunks.push(value);
+      lengthBytes += value.byteLength;
+      const isEnough = enough?.(value) === true;
+      const isAbove = lengthBytes > limitBytes;
+      const hasEnded = this.#ended && this.#chunks.length === 0;
+      if (hasEnded || isEnough || isAbove)
+        return { bytes: concatChunks(chunks), complete: hasEnded && !isAbove };
+    }
+  }
+
+  /** All unread chunks as one. Rejects with the error of `fail` after the last. */
+  next(): Promise<Next> {
+    if (this.#chunks.length > 0) {
+      const value = concatChunks(this.#chunks.splice(0));
+      this.#unreadBytes = 0;
+      const sender = this.#paused;
+      this.#paused = undefined;
+      sender?.resume();
+      return Promise.resolve({ done: false, value });
+    }
+    if (this.#failure !== undefined) return Promise.reject(this.#failure);
+    if (this.#ended) return Promise.resolve(DONE);
+    return new Promise((resolve, reject) => {
+      this.#reader = { resolve, reject };
+    });
+  }
+
+  push(chunk: Uint8Array, sender: Sender): void {
+    const reader = this.#reader;
+    if (reader !== undefined) {
+      this.#reader = undefined;
+      reader.resolve({ done: false, value: chunk });
+      return;
+    }
+    this.#chunks.push(chunk);
+    this.#unreadBytes += chunk.byteLength;
+    if (this.#unreadBytes > this.#highBytes && this.#paused === undefined) {
+      this.#paused = sender;
+      sender.pause();
+    }
+  }
+
+  end(): void {
+    this.#ended = true;
+    this.#reader?.resolve(DONE);
+    this.#reader = undefined;
+  }
+
+  fail(error: Error): void {
+    this.#failure = error;
+    this.#reader?.reject(error);
+    this.#reader = undefined;
+  }
+}
+
+/** A single chunk, as most answers are, is not copied. */
+function concatChunks(chunks: readonly Uint8Array[]): Buffer {
+  const [first] = chunks;
+  return chunks.length === 1 && Buffer.isBuffer(first) ? first : Buffer.concat(chunks);
 }
 
 /** What a leg's headers are made of. */

@@ -222,19 +222,16 @@ export class BodyBudget {
 
 /** One request's part of the budget. */
 export class BodyShare {
-  readonly client: string;
-  readonly refuse: (error: KvError) => void;
-  readonly #budget: BodyBudget;
   #lengthBytes = 0;
   heldBytes = 0;
   arriving = true;
   #ended = false;
 
-  constructor(budget: BodyBudget, client: string, refuse: (error: KvError) => void) {
-    this.#budget = budget;
-    this.client = client;
-    this.refuse = refuse;
-  }
+  constructor(
+    private readonly budget: BodyBudget,
+    readonly client: string,
+    readonly refuse: (error: KvError) => void,
+  ) {}
 
   /**
    * Counts bytes that have arrived, or copies of them.
@@ -245,19 +242,19 @@ export class BodyShare {
     this.#lengthBytes += lengthBytes;
     const more = Math.max(0, this.#lengthBytes - UNCOUNTED_BYTES) - this.heldBytes;
     if (more === 0) return;
-    this.#budget.take(this, more);
+    this.budget.take(this, more);
     this.heldBytes += more;
   }
 
   arrived(): void {
     this.arriving = false;
-    this.#budget.arrived(this);
+    this.budget.arrived(this);
   }
 
   end(): void {
     if (this.#ended) return;
     this.#ended = true;
-    this.#budget.give(this);
+    this.budget.give(this);
     this.heldBytes = 0;
   }
 }

@@ -99,16 +99,16 @@ interface OpenValue extends LongValue {
 
 class LongValues {
   readonly #reader = new JsonReader();
-  readonly #pieceBytes: number;
-  readonly #longMemberBytes: number;
   /** The enclosing containers. The first stands for the whole text, as a list. */
   readonly #outer: OpenValue[] = [];
   #innermost: OpenValue;
   #quote = 0;
 
-  constructor(from: number, pieceBytes: number, longMemberBytes: number) {
-    this.#pieceBytes = pieceBytes;
-    this.#longMemberBytes = longMemberBytes;
+  constructor(
+    from: number,
+    private readonly pieceBytes: number,
+    private readonly longMemberBytes: number,
+  ) {
     this.#innermost = this.#begin(from - 1, from);
   }
 
@@ -123,7 +123,7 @@ class LongValues {
           innermost.current = at + 1;
           if (at < innermost.cutFrom) break;
           innermost.cuts.push(at);
-          innermost.cutFrom = at + this.#pieceBytes;
+          innermost.cutFrom = at + this.pieceBytes;
           break;
         case QUOTE:
           if (reader.inString) this.#quote = at;
@@ -159,7 +159,7 @@ class LongValues {
 
   /** The whole text is always long. */
   #shortestLong(): number {
-    return [0, this.#longMemberBytes][this.#outer.length] ?? this.#pieceBytes;
+    return [0, this.longMemberBytes][this.#outer.length] ?? this.pieceBytes;
   }
 
   #begin(start: number, elementStart: number): OpenValue {
@@ -172,7 +172,7 @@ class LongValues {
       cuts: [],
       inner: [],
       current,
-      cutFrom: current + this.#pieceBytes,
+      cutFrom: current + this.pieceBytes,
     };
   }
 
@@ -194,18 +194,15 @@ interface Group {
 }
 
 class Pieces {
-  readonly #bytes: Buffer;
-  readonly #pieceBytes: number;
-  readonly #idsMember: string | undefined;
   readonly #shortMembers: string[] = [];
   readonly #long = new Map<string, Uint8Array>();
   readonly #repeated = new Set<string>();
 
-  constructor(bytes: Buffer, pieceBytes: number, idsMember: string | undefined) {
-    this.#bytes = bytes;
-    this.#pieceBytes = pieceBytes;
-    this.#idsMember = idsMember;
-  }
+  constructor(
+    private readonly bytes: Buffer,
+    private readonly pieceBytes: number,
+    private readonly idsMember: string | undefined,
+  ) {}
 
   *parse(document: LongValue): Generator<undefined, ParsedPieces> {
     const list = yield* this.#list(document, 0, false);
@@ -220,10 +217,10 @@ class Pieces {
 
   /** `depth` is 1 for the outermost value. `hasIds`: a list of token ids. */
   *#value(long: LongValue, depth: number, hasIds: boolean): Generator<undefined, unknown> {
-    const first = this.#bytes[long.start];
+    const first = this.bytes[long.start];
     if (first === QUOTE) return yield* this.#string(long);
     // In ASCII, } and ] come two after { and [.
-    if (this.#bytes[long.end - 1] !== (first as number) + 2)
+    if (this.bytes[long.end - 1] !== (first as number) + 2)
       throw new SyntaxError("a bracket is of the other kind");
     if (first === OPEN_OBJECT) return yield* this.#object(long, depth);
     return (
@@ -272,8 +269,8 @@ class Pieces {
       const [key] = keys;
       if (key === undefined) throw new SyntaxError("a member is missing");
       if (long !== undefined) {
-        set(key, yield* this.#value(long, depth + 1, isOutermost && key === this.#idsMember));
-        if (isOutermost) this.#long.set(key, this.#bytes.subarray(long.start, long.end));
+        set(key, yield* this.#value(long, depth + 1, isOutermost && key === this.idsMember));
+        if (isOutermost) this.#long.set(key, this.bytes.subarray(long.start, long.end));
       } else {
         for (const [name, member] of Object.entries(members)) set(name, member);
         if (isOutermost) this.#shortMembers.push(text);
@@ -291,7 +288,7 @@ class Pieces {
     let count = 0;
     for (const { from, end, long } of this.#groups(list)) {
       if (long !== undefined) return undefined;
-      count = readIds(this.#bytes.subarray(from, end), ids, count);
+      count = readIds(this.bytes.subarray(from, end), ids, count);
       if (count === 0) return undefined;
       yield;
     }
@@ -312,9 +309,9 @@ class Pieces {
 
   /** Cuts a string outside its escapes and characters. */
   #cutOfString(from: number, end: number): number {
-    const bytes = this.#bytes;
+    const bytes = this.bytes;
     // An escape has at most 6 bytes, a character 4.
-    const most = from + Math.max(16, this.#pieceBytes);
+    const most = from + Math.max(16, this.pieceBytes);
     if (most >= end) return end;
     const slash = most - 5 + bytes.subarray(most - 5, most).lastIndexOf(BACKSLASH);
     let slashes = 0;
@@ -344,12 +341,12 @@ class Pieces {
   }
 
   #isBlank(from: number, end: number): boolean {
-    for (let at = from; at < end; at += 1) if (!isBlankByte(this.#bytes[at])) return false;
+    for (let at = from; at < end; at += 1) if (!isBlankByte(this.bytes[at])) return false;
     return true;
   }
 
   #text(from: number, end: number): string {
-    return utf8.decode(this.#bytes.subarray(from, end));
+    return utf8.decode(this.bytes.subarray(from, end));
   }
 }
 

@@ -80,19 +80,16 @@ export const TOP_LEVEL_MEMBERS = 1_000;
 
 /** Counts a JSON text's values as its bytes come. It does not check that the text is JSON. */
 export class JsonScan {
-  readonly #limits: JsonLimits;
   readonly #reader = new JsonReader();
   #members = 0;
   #topLevel = 0;
   #values = 0;
 
-  constructor(limits: JsonLimits) {
-    this.#limits = limits;
-  }
+  constructor(private readonly limits: JsonLimits) {}
 
   /** @throws `KV_REQUEST_INVALID` above a limit. */
   push(bytes: Uint8Array): void {
-    const { bodyDepth, bodyMembers, bodyValues } = this.#limits;
+    const { bodyDepth, bodyMembers, bodyValues } = this.limits;
     const reader = this.#reader;
     for (let at = reader.next(bytes, 0); at !== -1; at = reader.next(bytes, at + 1)) {
       switch (reader.token) {
@@ -268,6 +265,11 @@ export function editText(text: string, edits: readonly TextEdit[], at = 0): stri
     if (end <= text.length) edited += edit.text;
   }
   return edited + text.slice(from);
+}
+
+/** Whether a parsed value is an object, and no list. */
+export function isObject(value: unknown): value is Readonly<Record<string, unknown>> {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
 /** A `Buffer` over the same memory. */

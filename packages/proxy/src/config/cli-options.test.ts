@@ -79,8 +79,6 @@ test("a missing flag of a pair has the toy proxy's default, and a single host se
 });
 
 test.each([
-  ["--decode d:1", "no prefill instance"],
-  ["--prefill p:1", "no decode instance"],
   ["--prefill p:1 --decode d:1 --workers 0", "--workers is 0, and kv-proxy takes 1 to 64"],
   ["--prefill p:1 --decode d:1 --workers 65", "--workers is 65, and kv-proxy takes 1 to 64"],
   ["--sidecar --allow-prefill p:1 --workers 2", "--workers is 2, and a --sidecar has one process"],

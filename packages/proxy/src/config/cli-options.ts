@@ -3,15 +3,14 @@ import {
   createCommand,
   fleetFlags,
   group,
+  invalidConfig,
   type LogLevel,
   listenerPort,
   merged,
   readCommandLine,
-  requireInstances,
   setting,
   withFleetFlags,
 } from "@kv/fleet/front-end";
-import { KvError } from "@kv/interface";
 import { z } from "zod";
 import {
   ADMIN_TOKEN,
@@ -138,7 +137,6 @@ export function parseCli(
   const all = merged(listenSchema.parse({}), merged(inFile, settingsOf(flags, given)));
   const { host, port, workers, warmUpMs, ...inFileAndFlags } = all;
   const settings = withToken(inFileAndFlags, flags.adminTokenFile, sources);
-  if (settings.sidecar === undefined) requireInstances(settings);
   checkWorkers(workers, settings);
   const { logLevel, trace } = flags;
   return {
@@ -156,12 +154,12 @@ export function parseCli(
 /** @throws `KV_CONFIG_INVALID` for a number of workers that cannot work. */
 function checkWorkers(workers: number, settings: ProxySettingsInput): void {
   if (!Number.isInteger(workers) || workers < 1 || workers > MAX_WORKERS)
-    throw invalid(
+    throw invalidConfig(
       `--workers is ${workers}, and kv-proxy takes 1 to ${MAX_WORKERS}`,
       "give one worker for each core that kv-proxy may use",
     );
   if (workers > 1 && settings.sidecar !== undefined)
-    throw invalid(
+    throw invalidConfig(
       `--workers is ${workers}, and a --sidecar has one process`,
       "leave --workers out: a sidecar serves one decode instance",
     );
@@ -169,7 +167,7 @@ function checkWorkers(workers: number, settings: ProxySettingsInput): void {
 
 function dataParallelSizeOf({ sidecar, dataParallelSize: size }: Flags): number {
   if (size >= 1 && size <= MAX_RANKS && (sidecar || size === 1)) return size;
-  throw invalid(
+  throw invalidConfig(
     `--data-parallel-size ${size} is not valid here`,
     sidecar
       ? `give 1 to ${MAX_RANKS}`
@@ -186,7 +184,7 @@ function withToken(
   const { admin, instanceRoutes } = settings;
   if (admin === undefined && instanceRoutes === undefined) {
     if (file === undefined) return settings;
-    throw invalid(
+    throw invalidConfig(
       `--admin-token-file ${file} is given, but there are no admin routes`,
       "give --admin-port",
     );
@@ -202,7 +200,7 @@ function readToken(file: string, readFile: CliSources["readFile"]): string {
   try {
     return readFile(file).trim();
   } catch (cause) {
-    throw invalid(
+    throw invalidConfig(
       `--admin-token-file ${file} cannot be read: ${(cause as Error).message}`,
       "give a file that contains the token (16 characters or more) and that this user may read",
       cause,
@@ -243,7 +241,7 @@ function localDecode(flags: Flags, { decoders }: ProxyFileInput): Instances {
     decoderPorts,
   } = flags;
   if (vllmPort !== undefined && (!sidecar || decoders !== undefined))
-    throw invalid(
+    throw invalidConfig(
       "--vllm-port is the decode instance of a --sidecar",
       sidecar ? "give --vllm-port or --decode" : "give --decode host:port, or --sidecar",
     );
@@ -252,7 +250,7 @@ function localDecode(flags: Flags, { decoders }: ProxyFileInput): Instances {
   if (sidecar && !isNamed && (config === undefined || vllmPort !== undefined))
     return [`${withTls ? "https://" : ""}127.0.0.1:${vllmPort ?? DEFAULT_VLLM_PORT}`];
   if (!withTls) return decoders;
-  throw invalid(
+  throw invalidConfig(
     "--enable-tls decoder goes with --vllm-port",
     "name the decode instance as https://host:port",
   );
@@ -273,13 +271,13 @@ function sidecarOf(flags: Flags, given: ProxyFileInput): ProxySettingsInput["sid
       "--cert-path": certPath,
     }).find(([, value]) => value !== undefined);
     if (flag === undefined) return undefined;
-    throw invalid(
+    throw invalidConfig(
       `${flag[0]} is given without --sidecar`,
       "give --sidecar; or name instances with --prefill, as https://host:port for TLS",
     );
   }
   if (secureProxy === "false" && certPath !== undefined)
-    throw invalid("--cert-path is given with --secure-proxy=false", "leave out one of them");
+    throw invalidConfig("--cert-path is given with --secure-proxy=false", "leave out one of them");
   const port = only("--prefill-side-channel-port", flags.prefillSideChannelPort);
   const tpSize = only("--prefill-tp-size", flags.prefillTpSize);
   const ppSize = only("--prefill-pp-size", flags.prefillPpSize);
@@ -298,7 +296,7 @@ function sidecarOf(flags: Flags, given: ProxyFileInput): ProxySettingsInput["sid
 /** Returns the value of a flag that a sidecar takes once. */
 function only(flag: string, values: readonly number[] | undefined): number | undefined {
   if (values === undefined || values.length === 1) return values?.[0];
-  throw invalid(
+  throw invalidConfig(
     `${flag} has ${values.length} values, and a sidecar takes one`,
     "give one value, which holds for all prefill instances",
   );
@@ -306,7 +304,7 @@ function only(flag: string, values: readonly number[] | undefined): number | und
 
 function modeOf({ push }: Flags, { mode }: ProxyFileInput): ProxyFileInput["mode"] {
   if (!push || mode === undefined || mode === "push") return push ? "push" : mode;
-  throw invalid(`--push contradicts --mode ${mode}`, "give one of them");
+  throw invalidConfig(`--push contradicts --mode ${mode}`, "give one of them");
 }
 
 type Instances = ProxySettingsInput["prefillers"];
@@ -322,7 +320,7 @@ function instances(
   const names = hosts ?? [toy.host];
   const numbers = ports ?? [toy.port];
   if (names.length !== 1 && names.length !== numbers.length)
-    throw invalid(
+    throw invalidConfig(
       `${toy.flag}-hosts names ${names.length} and ${toy.flag}-ports ${numbers.length}; they must be pairs`,
       "give as many hosts as ports, or a single host",
     );
@@ -334,8 +332,4 @@ function instances(
 
 function hostAndPort(host: string, each: number): string {
   return host.includes(":") && !host.startsWith("[") ? `[${host}]:${each}` : `${host}:${each}`;
-}
-
-function invalid(message: string, hint: string, cause?: unknown): KvError {
-  return new KvError("KV_CONFIG_INVALID", message, { hint, cause });
 }

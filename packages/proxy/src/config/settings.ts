@@ -4,13 +4,13 @@ import {
   fleetSettings,
   group,
   instanceTimes,
+  invalidConfig,
   listenerPort,
   mayForward,
   ms,
   parseSettings,
   setting,
 } from "@kv/fleet/front-end";
-import { KvError } from "@kv/interface";
 import { z } from "zod";
 
 export const ADMIN_TOKEN = "KV_PROXY_ADMIN_TOKEN";
@@ -360,25 +360,21 @@ function requireRoomForBody(settings: ProxySettings): void {
   const perClient = bodiesPerClientBytes(settings);
   if (bodyLengthBytes <= Math.min(perClient, all)) return;
   const name = perClient <= all ? "bodiesPerClientLengthBytes" : "bodiesLengthBytes";
-  throw invalid(
+  throw invalidConfig(
     `limits.bodyLengthBytes is ${bodyLengthBytes}, above limits.${name}, which is ${Math.min(perClient, all)}`,
     `raise limits.${name} with it`,
   );
 }
 
-function invalid(message: string, hint: string): KvError {
-  return new KvError("KV_CONFIG_INVALID", message, { hint });
-}
-
 function requireSidecar({ sidecar, decoders, prefillers }: ProxySettings): void {
   if (sidecar === undefined) return;
   if (decoders.length !== 1)
-    throw invalid(
+    throw invalidConfig(
       `a sidecar has one decode instance, and decoders names ${decoders.length}`,
       "start one sidecar beside each decode instance",
     );
   if (prefillers.length > 0)
-    throw invalid(
+    throw invalidConfig(
       "a sidecar takes no prefillers: requests name them in the header x-prefiller-host-port",
       "name the allowed ones in sidecar.allow (--allow-prefill)",
     );
@@ -387,7 +383,7 @@ function requireSidecar({ sidecar, decoders, prefillers }: ProxySettings): void 
 /** vLLM's push connector refuses `bidirectional_kv_xfer`. */
 function requirePull({ readback, mode }: ProxySettings): void {
   if (readback === undefined || mode === "pull") return;
-  throw invalid(
+  throw invalidConfig(
     `readback is set and mode is ${mode}: only engines that pull can read the KV of an ended turn`,
     "leave readback out, or set mode to pull",
   );
@@ -400,7 +396,7 @@ function requireAdminToken({ admin }: ProxySettings): void {
     /^(127\.|::1$|localhost$)/.test(admin.host)
   )
     return;
-  throw invalid(
+  throw invalidConfig(
     `admin.host is ${admin.host}, which is not the loopback, but admin.token is not set`,
     "set a token of 16 characters or more, or keep the admin routes on 127.0.0.1",
   );

@@ -8,34 +8,26 @@ import type { DisaggregationStrategy } from "./two-legs.js";
 /** Sends a part to D alone where a prefill leg does not pay, else through another strategy. */
 export class ConditionalStrategy implements DisaggregationStrategy {
   readonly name: string;
-  readonly #legs: Legs;
-  readonly #twoLegs: DisaggregationStrategy;
-  readonly #aboveTokens: number;
-  readonly #readback: ReadbackStrategy | undefined;
   readonly #decodePrompts = new DecodePrompts();
 
   /** `aboveTokens`: uncached prompt tokens from which `twoLegs` pays. */
   constructor(
-    legs: Legs,
-    twoLegs: DisaggregationStrategy,
-    aboveTokens: number,
-    readback: ReadbackStrategy | undefined,
+    private readonly legs: Legs,
+    private readonly twoLegs: DisaggregationStrategy,
+    private readonly aboveTokens: number,
+    private readonly readback: ReadbackStrategy | undefined,
   ) {
     this.name = `${twoLegs.name}, above ${aboveTokens} tokens`;
-    this.#legs = legs;
-    this.#twoLegs = twoLegs;
-    this.#aboveTokens = aboveTokens;
-    this.#readback = readback;
   }
 
   async run(given: Part): Promise<LegAnswer> {
-    const { decoders, prefillers, ambient, fleet } = this.#legs;
+    const { decoders, prefillers, ambient, fleet } = this.legs;
     const { prefillCosts, kvSources } = fleet;
     const kvHolders = (await kvSources?.holders(given)) ?? [];
     const part = { ...given, kvHolders };
     const decode = decoders.choose(part, part.attempts.decode.avoided);
-    if (decode === undefined) return this.#twoLegs.run(part);
-    const readbackTokens = this.#readback === undefined ? 0 : await this.#readback.readable(part);
+    if (decode === undefined) return this.twoLegs.run(part);
+    const readbackTokens = this.readback === undefined ? 0 : await this.readback.readable(part);
     const nowMs = ambient.clock.now();
     const { charactersPerToken, msPerToken } = prefillCosts;
     const promptTokens = prefillCosts.promptTokens(part.request);
@@ -62,20 +54,20 @@ export class ConditionalStrategy implements DisaggregationStrategy {
       decodeInFlight: decode.inFlight,
       decodePromptShare: this.#decodePrompts.shareWith(decode, decodeComputeMs ?? 0, nowMs),
     };
-    const { twoLegs, reason } = decideDisaggregation(inputs, this.#aboveTokens);
+    const { twoLegs, reason } = decideDisaggregation(inputs, this.aboveTokens);
     ambient.metrics.count("kv_proxy_disaggregation_total", 1, {
       legs: twoLegs ? "2" : "1",
       reason,
     });
     part.record.disaggregation = { inputs, reason };
     part.preferredDecode = decode;
-    if (twoLegs) return this.#twoLegs.run(part);
+    if (twoLegs) return this.twoLegs.run(part);
     this.#decodePrompts.add(decode, decodeComputeMs ?? 0, nowMs);
-    return this.#legs.single(part, "one-leg-pays");
+    return this.legs.single(part, "one-leg-pays");
   }
 
   #prefillCachedTokens(part: Part): number {
-    const { prefillers, fleet } = this.#legs;
+    const { prefillers, fleet } = this.legs;
     if (!prefillers.readsTokenIds()) return 0;
     const { charactersPerToken } = fleet.prefillCosts;
     return prefillers

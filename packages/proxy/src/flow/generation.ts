@@ -1,5 +1,10 @@
 import type { Instance } from "@kv/fleet";
-import { type Deadline, type Endpoint, parseRequestInSteps } from "@kv/fleet/front-end";
+import {
+  cannotDisaggregate,
+  type Deadline,
+  type Endpoint,
+  parseRequestInSteps,
+} from "@kv/fleet/front-end";
 import type { ReceivedBody } from "@kv/http";
 import { KvError } from "@kv/interface";
 import type { ClientRequest, Part } from "../legs/client-request.js";
@@ -18,18 +23,18 @@ import { type DisaggregationStrategy, PrefillEngines, TwoLegs } from "./two-legs
 
 /** Runs the legs of each part and merges the answers. */
 export class Generation {
-  readonly #legs: Legs;
   readonly #strategy: DisaggregationStrategy;
   readonly #readback: ReadbackStrategy | undefined;
-  readonly #named: NamedPrefillers | undefined;
 
   /**
    * `named`: reads a sidecar's prefill instances from request headers. The settings `mode`,
    * `pushLegs`, `readback` and `disaggregateAbove` name the strategy.
    */
-  constructor(legs: Legs, objects: ObjectStore | undefined, named: NamedPrefillers | undefined) {
-    this.#legs = legs;
-    this.#named = named;
+  constructor(
+    private readonly legs: Legs,
+    objects: ObjectStore | undefined,
+    private readonly named: NamedPrefillers | undefined,
+  ) {
     const { settings, fleet } = legs;
     const engines = new PrefillEngines(fleet.pairing);
     const plain = new TwoLegs(legs, engines);
@@ -51,7 +56,7 @@ export class Generation {
   /** The strategy, as status pages show it. */
   get flow(): string {
     const { name } = this.#strategy;
-    return this.#named === undefined ? name : `sidecar, ${name}`;
+    return this.named === undefined ? name : `sidecar, ${name}`;
   }
 
   /**
@@ -63,13 +68,13 @@ export class Generation {
     endpoint: Endpoint,
     body: ReceivedBody,
   ): Promise<KvError | undefined> {
-    const { fleet, settings, prefillers, decoders } = this.#legs;
+    const { fleet, settings, prefillers, decoders } = this.legs;
     const { requestId, headers, deadline, record, attempts } = client;
-    const named = this.#named?.of(headers, requestId);
+    const named = this.named?.of(headers, requestId);
     const request = await parseRequestInSteps(endpoint, body.take(), fleet.parses);
     const { socket } = client.response.req;
-    request.kvSource = this.#named?.kvSource(headers, requestId, named, socket);
-    attempts.avoid(this.#legs.missing?.lacking(request.fields.model));
+    request.kvSource = this.named?.kvSource(headers, requestId, named, socket);
+    attempts.avoid(this.legs.missing?.lacking(request.fields.model));
     const part: Part = {
       requestId,
       headers,
@@ -95,7 +100,7 @@ export class Generation {
             ? "asks-about-prompt"
             : undefined;
     if (single !== undefined)
-      return this.#stream(client, endpoint, await this.#legs.single(part, single, limit));
+      return this.#stream(client, endpoint, await this.legs.single(part, single, limit));
     const split = splitRequest(request, settings.limits.parts);
     const begun = split.next();
     const parts = begun.done === true ? begun.value : await fleet.parses.run(split);
@@ -118,7 +123,7 @@ export class Generation {
       const refusal = answered.find(({ answer }) => answer.status !== 200);
       if (refusal !== undefined)
         return await this.#stream(client, part.request.endpoint, refusal.answer);
-      return await mergeAnswers(this.#legs, client, answered);
+      return await mergeAnswers(this.legs, client, answered);
     } finally {
       fanOut.end();
     }
@@ -130,15 +135,8 @@ export class Generation {
     answer: LegAnswer,
   ): Promise<KvError | undefined> {
     const filter = new AnswerFilter(endpoint, answer);
-    return streamResponse(client, answer, this.#legs.settings, filter);
+    return streamResponse(client, answer, this.legs.settings, filter);
   }
-}
-
-function cannotDisaggregate(why: string): KvError {
-  const message = `prefill and decode of this request cannot run on two instances: ${why}`;
-  return new KvError("KV_REQUEST_INVALID", message, {
-    hint: "change the request; or run the proxy with --unsplittable decode-computes, which sends such requests to one decode instance",
-  });
 }
 
 interface FirstPrefill {
@@ -157,8 +155,6 @@ interface EarlyEnd {
  * copies of a prompt wait for the first copy's prefill leg, which fills the prefix cache.
  */
 class FanOut {
-  readonly #client: Part;
-  readonly #strategy: DisaggregationStrategy;
   readonly #deadlines: Deadline[] = [];
   readonly #answered: AnsweredPart[] = [];
   /** The key is the index of the prompt. */
@@ -166,17 +162,17 @@ class FanOut {
   /** The first failure, or the first answer other than 200. */
   #early: EarlyEnd | undefined;
 
-  constructor(client: Part, strategy: DisaggregationStrategy) {
-    this.#client = client;
-    this.#strategy = strategy;
-  }
+  constructor(
+    private readonly client: Part,
+    private readonly strategy: DisaggregationStrategy,
+  ) {}
 
   /**
    * Returns all answers, or one that is not 200.
    * @throws The error of the first part that fails.
    */
   async run(parts: readonly RequestPart[]): Promise<readonly AnsweredPart[]> {
-    const { record } = this.#client;
+    const { record } = this.client;
     const records = parts.map((_, index) => (index === 0 ? record : new RequestRecord()));
     const answered = await Promise.all(
       parts.map((part, index) => this.#runPart(part, index, records[index] ?? record)),
@@ -201,11 +197,11 @@ class FanOut {
     index: number,
     record: RequestRecord,
   ): Promise<AnsweredPart | undefined> {
-    const { requestId, headers, prefillers } = this.#client;
-    const deadline = this.#client.deadline.fork();
+    const { requestId, headers, prefillers } = this.client;
+    const deadline = this.client.deadline.fork();
     this.#deadlines.push(deadline);
     const attempts = new Attempts();
-    attempts.avoid(this.#client.attempts.prefill.avoided);
+    attempts.avoid(this.client.attempts.prefill.avoided);
     const part: Part = {
       requestId: `${requestId}-${index}`,
       request: requestPart.request,
@@ -226,7 +222,7 @@ class FanOut {
       if (answer.status !== 200) this.#endEarly(deadline, { refusal: answered });
       return answered;
     } catch (error) {
-      this.#endEarly(deadline, { error: this.#client.deadline.reasonOr(error) });
+      this.#endEarly(deadline, { error: this.client.deadline.reasonOr(error) });
       return undefined;
     } finally {
       attempts.end();
@@ -246,14 +242,14 @@ class FanOut {
       first.instance = instance;
       ended();
     };
-    return this.#strategy.run({ ...part, onPrefilled }).finally(ended);
+    return this.strategy.run({ ...part, onPrefilled }).finally(ended);
   }
 
   async #runFurtherCopy(part: Part, prompt: number) {
     const first = this.#firstPrefills.get(prompt);
     await first?.ended;
-    if (part.deadline.aborted) throw part.deadline.reason;
-    return this.#strategy.run({ ...part, preferredPrefill: first?.instance });
+    part.deadline.throwIfAborted();
+    return this.strategy.run({ ...part, preferredPrefill: first?.instance });
   }
 
   /** Aborts all other parts than that of `deadline`. Only the first call counts. */

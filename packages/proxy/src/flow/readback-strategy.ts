@@ -6,6 +6,7 @@ import {
   promptIds,
   readKvObject,
   TurnDigests,
+  within,
 } from "@kv/fleet/front-end";
 import { editMembers } from "@kv/http";
 import { KvError, type Timer } from "@kv/interface";
@@ -43,11 +44,6 @@ const PAUSE_MS = 60_000;
  */
 export class ReadbackStrategy implements DisaggregationStrategy {
   readonly name: string;
-  readonly #legs: Legs;
-  readonly #pull: TwoLegs;
-  readonly #settings: NonNullable<ProxySettings["readback"]>;
-  readonly #objects: ObjectStore;
-  readonly #engines: PrefillEngines;
   readonly #pausedUntilMs = new WeakMap<Instance, number>();
   readonly #capacities: CacheCapacities;
   readonly #turns = new WeakMap<Part["request"], Promise<Turn>>();
@@ -56,31 +52,26 @@ export class ReadbackStrategy implements DisaggregationStrategy {
   readonly #timers = new Set<Timer>();
 
   constructor(
-    legs: Legs,
-    pull: TwoLegs,
-    engines: PrefillEngines,
-    settings: NonNullable<ProxySettings["readback"]>,
-    objects: ObjectStore,
+    private readonly legs: Legs,
+    private readonly pull: TwoLegs,
+    private readonly engines: PrefillEngines,
+    private readonly settings: NonNullable<ProxySettings["readback"]>,
+    private readonly objects: ObjectStore,
   ) {
     this.name = `${pull.name}, readback`;
-    this.#legs = legs;
-    this.#pull = pull;
-    this.#engines = engines;
-    this.#settings = settings;
-    this.#objects = objects;
     const { clock, log } = legs.ambient;
     this.#capacities = new CacheCapacities({ upstream: legs.fleet.upstream, clock, log });
   }
 
   async run(given: Part): Promise<LegAnswer> {
     const turn = await this.#turnOf(given);
-    if (given.deadline.aborted) throw given.deadline.reason;
+    given.deadline.throwIfAborted();
     const refusal = typeof turn === "string" ? turn : undefined;
     const part = this.#readingAnswer(given, refusal);
     const object = typeof turn === "string" ? undefined : await this.#claim(part, turn.digests);
     if (typeof turn === "string" || object === undefined) {
       this.#refused(part, refusal ?? "no-match");
-      return this.#pull.run(part);
+      return this.pull.run(part);
     }
     const ids = Array.from(turn.ids);
     const isChat = part.request.endpoint === "/v1/chat/completions";
@@ -88,10 +79,10 @@ export class ReadbackStrategy implements DisaggregationStrategy {
     const own = isChat ? part : { ...part, request: withFields(part.request, { prompt: ids }) };
     const members = isChat ? { set: { prompt_token_ids: JSON.stringify(ids) } } : {};
     const outcome = await this.#prefill(own, object, editMembers(object.params, members));
-    if (outcome === undefined) return this.#pull.run(part);
-    if (outcome.kind !== "kv") return this.#pull.run(own, outcome);
+    if (outcome === undefined) return this.pull.run(part);
+    if (outcome.kind !== "kv") return this.pull.run(own, outcome);
     const kvTransferParams = editMembers(outcome.kvTransferParams, members);
-    return this.#pull.run(own, { ...outcome, kvTransferParams });
+    return this.pull.run(own, { ...outcome, kvTransferParams });
   }
 
   /** The part, with answers read to learn what D holds afterwards. */
@@ -106,7 +97,7 @@ export class ReadbackStrategy implements DisaggregationStrategy {
       readAnswer: (answer) => {
         if (refusal === undefined) this.#capacities.expect(answer.visit.instance);
         const ended = (turn: EndedTurn) =>
-          this.#legs.inBackground(this.#ended(asking, turn, refusal));
+          this.legs.inBackground(this.#ended(asking, turn, refusal));
         return readTurnAnswer(answer, { hidesIds: asks, ended });
       },
     };
@@ -122,30 +113,30 @@ export class ReadbackStrategy implements DisaggregationStrategy {
     object: KeptObject,
     params: string,
   ): Promise<PrefillOutcome | undefined> {
-    const { prefillers } = this.#legs;
+    const { prefillers } = this.legs;
     const holder = await this.#holderOf(part, object);
     if (holder === undefined) return undefined;
     const excluded = this.#unfit(object);
     for (;;) {
       const visit = part.deadline.aborted ? undefined : prefillers.visit(part, excluded, holder);
       if (visit === undefined) {
-        await this.#objects.giveBack(object);
-        if (part.deadline.aborted) throw part.deadline.reason;
+        await this.objects.giveBack(object);
+        part.deadline.throwIfAborted();
         this.#refused(part, "no-prefill");
         return undefined;
       }
       const deadline = part.deadline.fork();
       try {
-        const { timeoutMs } = this.#settings;
+        const { timeoutMs } = this.settings;
         const options = { only: visit, readTokens: object.tokens, limitMs: timeoutMs };
-        const outcome = legValue(await this.#legs.prefill({ ...part, deadline }, params, options));
+        const outcome = legValue(await this.legs.prefill({ ...part, deadline }, params, options));
         if (outcome.kind === "error") {
           // P has answered and reads no more: D restarted or freed the blocks.
           this.#release(part, object);
           this.#doubted.add(holder);
           return this.#failed(part, visit.instance);
         }
-        await this.#objects.ended(object);
+        await this.objects.ended(object);
         this.#used(part, object);
         return outcome;
       } catch (error) {
@@ -154,11 +145,11 @@ export class ReadbackStrategy implements DisaggregationStrategy {
           continue;
         }
         this.#releaseLater(part, object);
-        if (part.deadline.aborted) throw part.deadline.reason;
+        part.deadline.throwIfAborted();
         // vLLM waits forever without the setting, or where its kv_load_failure_policy is recompute.
         // A P that breaks off leaves its pool until it is back.
         if (KvError.is(error, "KV_REQUEST_TIMEOUT"))
-          this.#pausedUntilMs.set(visit.instance, this.#legs.ambient.clock.now() + PAUSE_MS);
+          this.#pausedUntilMs.set(visit.instance, this.legs.ambient.clock.now() + PAUSE_MS);
         return this.#failed(part, visit.instance);
       } finally {
         deadline.close();
@@ -169,7 +160,7 @@ export class ReadbackStrategy implements DisaggregationStrategy {
   /** Undefined where the D left, has a new engine, or shares its engine id with another D. */
   async #holderOf(part: Part, object: KeptObject): Promise<Instance | undefined> {
     const holder = this.#named(object);
-    const { pairing } = this.#legs.fleet;
+    const { pairing } = this.legs.fleet;
     const has =
       holder === undefined
         ? "no"
@@ -177,8 +168,8 @@ export class ReadbackStrategy implements DisaggregationStrategy {
     const isSure = has === "yes" || has === "unknown";
     if (isSure && holder !== undefined && !this.#doubted.has(holder)) return holder;
     if (has === "shared") this.#release(part, object);
-    else if (has === "no") await this.#objects.ended(object);
-    else await this.#objects.giveBack(object);
+    else if (has === "no") await this.objects.ended(object);
+    else await this.objects.giveBack(object);
     this.#refused(part, "engine");
     return undefined;
   }
@@ -189,11 +180,11 @@ export class ReadbackStrategy implements DisaggregationStrategy {
    * two sizes are proven.
    */
   #unfit({ tpSize, dcpSize, isKv }: KeptObject): Set<Instance> {
-    const { prefillers, fleet, ambient } = this.#legs;
+    const { prefillers, fleet, ambient } = this.legs;
     const nowMs = ambient.clock.now();
     return new Set<Instance>(
       prefillers.list().filter((one) => {
-        const engine = this.#engines.coordinatesOf(one);
+        const engine = this.engines.coordinatesOf(one);
         const ownTpSize = fleet.pairing?.status(one)?.tp_size ?? one.kv?.tpSize ?? engine?.tpSize;
         const fits = (ownTpSize === tpSize && dcpSize === 1) || (isKv && engine?.isKv === true);
         return !fits || nowMs < (this.#pausedUntilMs.get(one) ?? nowMs);
@@ -202,7 +193,7 @@ export class ReadbackStrategy implements DisaggregationStrategy {
   }
 
   #failed(part: Part, prefill: Instance): undefined {
-    const { log } = this.#legs.ambient;
+    const { log } = this.legs.ambient;
     this.#refused(part, "failed");
     log.warn("turn-not-read", {
       requestId: part.requestId,
@@ -213,7 +204,7 @@ export class ReadbackStrategy implements DisaggregationStrategy {
   }
 
   #used({ record }: Part, object: KeptObject): void {
-    const { ambient } = this.#legs;
+    const { ambient } = this.legs;
     const tokens = Math.min(record.cachedTokens ?? object.tokens, object.tokens);
     record.readback = "used";
     record.readbackTokens = tokens;
@@ -235,7 +226,7 @@ export class ReadbackStrategy implements DisaggregationStrategy {
     const { request, headers } = part;
     const refusal = turnRefusal(part);
     if (refusal !== undefined) return refusal;
-    if (promptIds(request) === undefined) await this.#legs.fleet.addTokenIds(request, headers);
+    if (promptIds(request) === undefined) await this.legs.fleet.addTokenIds(request, headers);
     const ids = promptIds(request);
     return ids === undefined ? "no-ids" : { ids, digests: new TurnDigests(scopeOf(request), ids) };
   }
@@ -244,12 +235,12 @@ export class ReadbackStrategy implements DisaggregationStrategy {
     const turn = await this.#turnOf(part);
     if (typeof turn === "string") return 0;
     const { beginnings } = await this.#find(part, turn.digests);
-    return beginnings.length === 0 ? 0 : await this.#objects.tokensOf(beginnings);
+    return beginnings.length === 0 ? 0 : await this.objects.tokensOf(beginnings);
   }
 
   /** Digests of the prompt's beginnings that are as long as kept turns, and full instances. */
   async #find(part: Part, digests: TurnDigests) {
-    const { tokens, crowded, expired } = await this.#objects.find(digests.chunks);
+    const { tokens, crowded, expired } = await this.objects.find(digests.chunks);
     this.#expired(part, expired);
     const lengths = tokens.flat().filter((length) => length < digests.length);
     return { crowded, beginnings: lengths.map((length) => digests.of(length)) };
@@ -257,7 +248,7 @@ export class ReadbackStrategy implements DisaggregationStrategy {
 
   #refused(part: Part, reason: Refusal): void {
     part.record.readback ??= reason;
-    this.#legs.ambient.metrics.count("kv_proxy_readback_refused_total", 1, { reason });
+    this.legs.ambient.metrics.count("kv_proxy_readback_refused_total", 1, { reason });
   }
 
   /**
@@ -267,9 +258,9 @@ export class ReadbackStrategy implements DisaggregationStrategy {
   async #claim(part: Part, digests: TurnDigests): Promise<KeptObject | undefined> {
     const { crowded, beginnings } = await this.#find(part, digests);
     if (crowded.length > 0)
-      for (const one of this.#legs.decoders.list())
+      for (const one of this.legs.decoders.list())
         if (crowded.includes(instanceName(one))) part.attempts.decode.avoided.add(one);
-    return beginnings.length === 0 ? undefined : await this.#objects.claim(beginnings);
+    return beginnings.length === 0 ? undefined : await this.objects.claim(beginnings);
   }
 
   /** Keeps the KV, or has D free it, in the background. `refusal`: why it cannot be kept. */
@@ -283,7 +274,7 @@ export class ReadbackStrategy implements DisaggregationStrategy {
     } catch (error) {
       this.#refused(part, "shape");
       const problem = KvError.from(error, "KV_INTERNAL", "kv_transfer_params cannot be read");
-      this.#legs.ambient.log.warn("turn-not-kept", { instance: instance.url, error: problem });
+      this.legs.ambient.log.warn("turn-not-kept", { instance: instance.url, error: problem });
       await this.#sendRelease(part, instance, params, model);
       return;
     }
@@ -291,13 +282,13 @@ export class ReadbackStrategy implements DisaggregationStrategy {
     if (kept === undefined) return;
     this.#refused(part, kept);
     const outcome = await this.#sendRelease(part, instance, params, model);
-    if (outcome !== "failed") await this.#objects.ended({ ...object, ...UNKEPT });
+    if (outcome !== "failed") await this.objects.ended({ ...object, ...UNKEPT });
   }
 
   /** Returns why the object is not kept. */
   async #keep(part: Part, turn: EndedTurn, object: KvObject): Promise<Refusal | undefined> {
     const { instance, promptIds, outputIds } = turn;
-    const { cachePercent, minTokens } = this.#settings;
+    const { cachePercent, minTokens } = this.settings;
     const { tokens, blocks, engineId, dcpSize } = object;
     this.#doubted.delete(instance);
     if (tokens < minTokens) return "short";
@@ -308,11 +299,11 @@ export class ReadbackStrategy implements DisaggregationStrategy {
     // P takes the last blocks, so one block too many would shift all.
     if (blocks.length !== Math.ceil(tokens / (capacity.blockTokens * dcpSize))) return "shape";
     const digests = new TurnDigests(scopeOf(part.request), [...promptIds, ...outputIds]);
-    const bytes = this.#legs.fleet.pairing?.kvBytes(instance, [blocks]);
+    const bytes = this.legs.fleet.pairing?.kvBytes(instance, [blocks]);
     const named = { server: instanceName(instance), model: part.request.fields.model, bytes };
     const found = { digest: digests.of(tokens), chunk: digests.chunkOf(tokens) };
     const budget = Math.floor((capacity.blocks * cachePercent) / 100);
-    const { kept, release, expired } = await this.#objects.keep(
+    const { kept, release, expired } = await this.objects.keep(
       { ...object, ...named, ...found },
       budget,
     );
@@ -323,12 +314,12 @@ export class ReadbackStrategy implements DisaggregationStrategy {
 
   #expired(part: Part, expired: readonly KeptObject[]): void {
     if (expired.length > 0)
-      this.#legs.ambient.metrics.count("kv_proxy_readback_expired_total", expired.length);
+      this.legs.ambient.metrics.count("kv_proxy_readback_expired_total", expired.length);
     for (const one of expired) this.#release(part, one);
   }
 
   #release(requester: Requester, object: KeptObject): void {
-    this.#legs.inBackground(this.#releaseObject(requester, object));
+    this.legs.inBackground(this.#releaseObject(requester, object));
   }
 
   /**
@@ -336,7 +327,7 @@ export class ReadbackStrategy implements DisaggregationStrategy {
    * reads.
    */
   #releaseLater(requester: Requester, object: KeptObject): void {
-    const timer = this.#legs.ambient.clock.setTimer(() => {
+    const timer = this.legs.ambient.clock.setTimer(() => {
       this.#timers.delete(timer);
       this.#release(requester, object);
     }, SETTLE_MS);
@@ -346,30 +337,26 @@ export class ReadbackStrategy implements DisaggregationStrategy {
   /** Frees what is kept. D itself frees what a P may still read. */
   async close(): Promise<void> {
     for (const timer of this.#timers) timer.cancel();
-    const left = [...(await this.#objects.drop())];
+    const left = [...(await this.objects.drop())];
     const requester = { requestId: "closing", headers: {} };
     const release = async () => {
       for (let one = left.pop(); one !== undefined; one = left.pop())
         await this.#releaseObject(requester, one);
     };
-    let timer: Timer | undefined;
-    const late = new Promise<void>((resolve) => {
-      timer = this.#legs.ambient.clock.setTimer(resolve, CLOSE_MS);
-    });
-    await Promise.race([Promise.all(Array.from({ length: RELEASES }, release)), late]);
-    timer?.cancel();
+    const released = Promise.all(Array.from({ length: RELEASES }, release));
+    await within(this.legs.ambient.clock, CLOSE_MS, released);
   }
 
   async #releaseObject(requester: Requester, object: KeptObject): Promise<void> {
-    await this.#objects.releasing(object);
+    await this.objects.releasing(object);
     const holder = this.#named(object);
-    if (holder === undefined) return this.#objects.ended(object);
+    if (holder === undefined) return this.objects.ended(object);
     const outcome = await this.#sendRelease(requester, holder, object.params, object.model);
-    if (outcome !== "failed") await this.#objects.ended(object);
+    if (outcome !== "failed") await this.objects.ended(object);
   }
 
   #named({ server }: KeptObject): Instance | undefined {
-    return this.#legs.decoders.list().find((one) => instanceName(one) === server);
+    return this.legs.decoders.list().find((one) => instanceName(one) === server);
   }
 
   /**
@@ -381,9 +368,9 @@ export class ReadbackStrategy implements DisaggregationStrategy {
     params: string,
     model: unknown,
   ): Promise<string> {
-    const { prefillers, ambient } = this.#legs;
+    const { prefillers, ambient } = this.legs;
     const set = { do_remote_prefill: "true", do_remote_decode: "false" };
-    const outcome = await sendRelease(this.#legs, {
+    const outcome = await sendRelease(this.legs, {
       pool: prefillers,
       partner,
       model,

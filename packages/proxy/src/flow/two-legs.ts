@@ -1,6 +1,6 @@
 import type { Instance, Pairing, Visit } from "@kv/fleet";
-import type { Deadline } from "@kv/fleet/front-end";
-import { KvError, type Timer } from "@kv/interface";
+import { type Deadline, hostOf, within } from "@kv/fleet/front-end";
+import { KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import type { Part } from "../legs/client-request.js";
 import { type LegEnd, type Legs, legValue } from "../legs/legs.js";
@@ -38,15 +38,14 @@ export interface DisaggregationStrategy {
  */
 export class TwoLegs implements DisaggregationStrategy {
   readonly name: string;
-  readonly #legs: Legs;
-  readonly #engines: PrefillEngines;
   readonly #mode: ProxySettings["mode"];
   readonly #atOnce: boolean;
 
-  constructor(legs: Legs, engines: PrefillEngines) {
+  constructor(
+    private readonly legs: Legs,
+    private readonly engines: PrefillEngines,
+  ) {
     const { mode, pushLegs } = legs.settings;
-    this.#legs = legs;
-    this.#engines = engines;
     this.#mode = mode;
     this.#atOnce = pushLegs === "at-once";
     this.name = mode === "push" && !this.#atOnce ? "push, prefill first" : mode;
@@ -56,7 +55,7 @@ export class TwoLegs implements DisaggregationStrategy {
   async run(given: Part, prefilled?: PrefillOutcome): Promise<LegAnswer> {
     const part = await this.#located(given);
     for (let isFirst = true; ; isFirst = false) {
-      requireAnyInstance(this.#legs.decoders);
+      requireAnyInstance(this.legs.decoders);
       const round = await this.#round(part, isFirst, prefilled);
       const answer = await this.#answerOf(part, round, isFirst);
       if (answer !== undefined) return answer;
@@ -65,7 +64,7 @@ export class TwoLegs implements DisaggregationStrategy {
 
   /** Learns who has the prompt's start, and whether another P would have its KV sooner. */
   async #located(part: Part): Promise<Part> {
-    const { kvSources } = this.#legs.fleet;
+    const { kvSources } = this.legs.fleet;
     if (kvSources === undefined) return part;
     const kvHolders = part.kvHolders ?? (await kvSources.holders(part));
     const { avoided } = part.attempts.prefill;
@@ -79,32 +78,26 @@ export class TwoLegs implements DisaggregationStrategy {
       return this.#sequential(given, KV_REQUEST_PULL, isFirst ? prefilled : undefined);
     const instance = await this.#chosenPrefill(given);
     const mode =
-      this.#mode === "push" || instance === undefined ? this.#mode : this.#engines.modeOf(instance);
+      this.#mode === "push" || instance === undefined ? this.#mode : this.engines.modeOf(instance);
     const preferredPrefill = instance ?? given.preferredPrefill;
     if (mode === "pull") return this.#sequential({ ...given, preferredPrefill }, KV_REQUEST_PULL);
     // The engines match legs by id, so an id that clients reuse would match another prompt's KV.
-    const suffix = `-${this.#legs.ambient.random.uuid()}`;
+    const suffix = `-${this.legs.ambient.random.uuid()}`;
     const part = {
       ...given,
       preferredPrefill,
       requestId: `${given.requestId}${suffix}`,
       request: withIdSuffix(given.request, suffix),
     };
-    const coordinates = instance && this.#engines.coordinatesOf(instance);
+    const coordinates = instance && this.engines.coordinatesOf(instance);
     // The coordinates are this instance's, so no other may take its place.
     if (mode === "push" && this.#atOnce && isFirst && instance && coordinates)
-      return new ConcurrentLegs(
-        this.#legs,
-        this.#engines,
-        part,
-        instance.begin(),
-        coordinates,
-      ).run();
+      return new ConcurrentLegs(this.legs, this.engines, part, instance.begin(), coordinates).run();
     return this.#sequential(part, mode === "push" ? KV_REQUEST_PUSH : KV_REQUEST_PULL);
   }
 
   async #chosenPrefill(part: Part) {
-    const { prefillers, fleet } = this.#legs;
+    const { prefillers, fleet } = this.legs;
     const { prefill, decode } = part.attempts;
     const partner = { avoiding: decode.avoided };
     const choose = () => prefillers.choose(part, prefill.avoided, partner);
@@ -117,28 +110,28 @@ export class TwoLegs implements DisaggregationStrategy {
 
   async #sequential(part: Part, kvRequest: string, prefilled?: PrefillOutcome): Promise<Round> {
     const end =
-      prefilled === undefined ? await this.#legs.prefill(part, kvRequest) : { value: prefilled };
+      prefilled === undefined ? await this.legs.prefill(part, kvRequest) : { value: prefilled };
     const outcome = end.value;
     if (outcome?.kind !== "kv") return { prefilled: end, mayRetry: false };
     const { instance, kvTransferParams, atMs } = outcome;
     const held = new HeldBlocks();
     let ended = () => {};
     try {
-      this.#engines.learn(outcome);
-      await this.#engines.confirm(instance);
+      this.engines.learn(outcome);
+      await this.engines.confirm(instance);
       // The request may have ended with the answer's last bytes.
-      if (part.deadline.aborted) throw part.deadline.reason;
+      part.deadline.throwIfAborted();
       const { remote_block_ids: blockIds } = outcome.fields.kv_transfer_params as {
         readonly remote_block_ids?: unknown;
       };
-      ended = this.#legs.fleet.signals.kvReady(instance, blockIds, atMs);
-      await this.#legs.fleet.pairing?.certain(instance);
-      const leaseEndsAtMs = atMs + this.#legs.settings.timeouts.leaseMs;
+      ended = this.legs.fleet.signals.kvReady(instance, blockIds, atMs);
+      await this.legs.fleet.pairing?.certain(instance);
+      const leaseEndsAtMs = atMs + this.legs.settings.timeouts.leaseMs;
       const kv = { params: kvTransferParams, prefill: instance, leaseEndsAtMs, held };
-      const decoded = await this.#legs.decode(part, kv);
+      const decoded = await this.legs.decode(part, kv);
       return { prefill: instance, decoded };
     } finally {
-      if (!held.isTaken) releaseUntaken(this.#legs, part, outcome, held);
+      if (!held.isTaken) releaseUntaken(this.legs, part, outcome, held);
       ended();
     }
   }
@@ -154,7 +147,7 @@ export class TwoLegs implements DisaggregationStrategy {
     const { prefill, decoded } = round;
     const { fault, value: answer, error } = decoded;
     if (fault === undefined && answer !== undefined) return answer;
-    const { decoders, ambient } = this.#legs;
+    const { decoders, ambient } = this.legs;
     const moves = this.#mayMove(part, prefill, fault, error);
     const again = KvError.is(error, "KV_LEASE_EXPIRED")
       ? isFirst
@@ -175,24 +168,20 @@ export class TwoLegs implements DisaggregationStrategy {
     const { fault, value: outcome } = prefilled;
     if (outcome?.kind === "no-kv") {
       const { instance } = outcome;
-      requireDecodeAlone(this.#legs, instance);
-      return this.#legs.single(
-        part,
-        "no-kv",
-        `${instance.url} answered without kv_transfer_params`,
-      );
+      requireDecodeAlone(this.legs, instance);
+      return this.legs.single(part, "no-kv", `${instance.url} answered without kv_transfer_params`);
     }
     if (outcome?.kind === "error" && refusesOwnLimit(part, outcome)) {
       const why = `${outcome.instance.url} refused the limit of its leg`;
-      return this.#legs.single(part, "no-kv", why);
+      return this.legs.single(part, "no-kv", why);
     }
     if (mayRetry) {
       const { attempts, prefillers, deadline } = part;
-      const all = prefillers ?? this.#legs.prefillers.list();
+      const all = prefillers ?? this.legs.prefillers.list();
       const again =
         fault === "unreachable" ||
         fault === "lacks-model" ||
-        (await attempts.prefill.again(fault, all, deadline, this.#legs.ambient.clock));
+        (await attempts.prefill.again(fault, all, deadline, this.legs.ambient.clock));
       if (again) return this.#beginAgain(part, `the prefill leg failed: ${fault}`);
     }
     return (legValue(prefilled) as PrefillError).answer;
@@ -206,13 +195,13 @@ export class TwoLegs implements DisaggregationStrategy {
     error: KvError | undefined,
   ): boolean {
     const isUntaken = fault === "unreachable" || KvError.is(error, "KV_PROXY_NO_INSTANCE");
-    if (!isUntaken || this.#legs.fleet.pairing?.hasOther(prefill) !== true) return false;
+    if (!isUntaken || this.legs.fleet.pairing?.hasOther(prefill) !== true) return false;
     attempts.pairs -= 1;
     return attempts.pairs >= 0;
   }
 
   #beginAgain({ requestId, record }: Part, why: string): undefined {
-    const { log, metrics } = this.#legs.ambient;
+    const { log, metrics } = this.legs.ambient;
     const { prefill, decode } = record;
     log.warn("began-again", { requestId, prefill, decode, why });
     metrics.count("kv_proxy_restarts_total");
@@ -257,10 +246,7 @@ const CACHED_TOKENS_MS = 1000;
  * decode leg carries the coordinates of P's engine.
  */
 class ConcurrentLegs {
-  readonly #legs: Legs;
-  readonly #part: Part;
   readonly #prefill: Instance;
-  readonly #coordinates: EngineCoordinates;
   readonly #prefillDeadline: Deadline;
   readonly #decodeDeadline: Deadline;
   readonly #held = new HeldBlocks();
@@ -272,16 +258,13 @@ class ConcurrentLegs {
    * The prefill leg goes to the instance of `visit`, whose `coordinates` the decode leg carries.
    */
   constructor(
-    legs: Legs,
+    private readonly legs: Legs,
     engines: PrefillEngines,
-    part: Part,
+    private readonly part: Part,
     visit: Visit,
-    coordinates: EngineCoordinates,
+    private readonly coordinates: EngineCoordinates,
   ) {
-    this.#legs = legs;
-    this.#part = part;
     this.#prefill = visit.instance;
-    this.#coordinates = coordinates;
     this.#prefillDeadline = part.deadline.fork();
     this.#decodeDeadline = part.deadline.fork();
     const failed = (thrown: unknown) => ({
@@ -313,7 +296,7 @@ class ConcurrentLegs {
     try {
       return await this.#firstEnded();
     } finally {
-      this.#legs.inBackground(this.#bothEnded());
+      this.legs.inBackground(this.#bothEnded());
     }
   }
 
@@ -323,7 +306,7 @@ class ConcurrentLegs {
     if (value?.kind !== "kv") return;
     // D's parameters name the previous engine.
     const held = this.#isOtherEngine ? new HeldBlocks() : this.#held;
-    if (!held.isTaken) releaseUntaken(this.#legs, this.#part, value, held);
+    if (!held.isTaken) releaseUntaken(this.legs, this.part, value, held);
   }
 
   async #firstEnded(): Promise<Round> {
@@ -343,7 +326,7 @@ class ConcurrentLegs {
     if (answer === undefined || decoded.fault !== undefined) {
       this.#prefillDeadline.abort(new KvError("KV_REQUEST_ABORTED", "the decode leg failed"));
       await this.#prefilling;
-      this.#throwIfAborted();
+      this.part.deadline.throwIfAborted();
       return { prefill, decoded };
     }
     if (answer.status === 200) return { prefill, decoded: { value: this.#counted(answer) } };
@@ -367,13 +350,13 @@ class ConcurrentLegs {
     const { value: answer } = await this.#decoding;
     answer?.discard();
     answer?.visit.abandoned();
-    this.#throwIfAborted();
+    this.part.deadline.throwIfAborted();
     return this.#isOtherEngine ? { again: why } : { prefilled, mayRetry: true };
   }
 
   /** P answered from another engine than the decode leg names. */
   get #isOtherEngine(): boolean {
-    return this.#learned !== undefined && this.#learned.engineId !== this.#coordinates.engineId;
+    return this.#learned !== undefined && this.#learned.engineId !== this.coordinates.engineId;
   }
 
   #counted(answer: LegAnswer): LegAnswer {
@@ -382,19 +365,9 @@ class ConcurrentLegs {
 
   /** D already has P's KV, so P's answer is near. */
   async #cachedTokens(): Promise<number | undefined> {
-    const { clock } = this.#legs.ambient;
-    let timer: Timer | undefined;
-    const late = new Promise<undefined>((resolve) => {
-      timer = clock.setTimer(() => resolve(undefined), CACHED_TOKENS_MS);
-    });
-    const outcome = (await Promise.race([this.#prefilling, late]))?.value;
-    timer?.cancel();
+    const { clock } = this.legs.ambient;
+    const outcome = (await within(clock, CACHED_TOKENS_MS, this.#prefilling))?.value;
     return outcome?.kind === "kv" ? cachedTokensOf(outcome.fields) : undefined;
-  }
-
-  #throwIfAborted(): void {
-    const { deadline } = this.#part;
-    if (deadline.aborted) throw deadline.reason;
   }
 }
 
@@ -440,14 +413,11 @@ const DEFAULT_PORT = 5600;
 
 /** Engines of prefill instances. Their last `kv_transfer_params` override the configuration. */
 export class PrefillEngines {
-  readonly #pairing: Pairing | undefined;
   readonly #modes = new WeakMap<Instance, "pull" | "push">();
   readonly #coordinates = new WeakMap<Instance, EngineCoordinates>();
 
   /** `pairing` learns which engines answer. */
-  constructor(pairing?: Pairing) {
-    this.#pairing = pairing;
-  }
+  constructor(private readonly pairing?: Pairing) {}
 
   /** Undefined until the engine's id is known. */
   coordinatesOf(instance: Instance): EngineCoordinates | undefined {
@@ -457,7 +427,7 @@ export class PrefillEngines {
     if (kv?.engineId === undefined) return undefined;
     return {
       engineId: kv.engineId,
-      host: kv.host ?? new URL(url).hostname.replace(/^\[|\]$/g, ""),
+      host: kv.host ?? hostOf(url),
       port: kv.port ?? DEFAULT_PORT,
       tpSize: kv.tpSize ?? 1,
       ppSize: kv.ppSize ?? 1,
@@ -490,7 +460,7 @@ export class PrefillEngines {
     const learned = this.#coordinates.get(instance);
     if (mode === undefined || learned === undefined) return undefined;
     const { engineId, host, port, tpSize } = learned;
-    return this.#pairing?.answered(instance, { engineId, host, port, tpSize, mode });
+    return this.pairing?.answered(instance, { engineId, host, port, tpSize, mode });
   }
 }
 

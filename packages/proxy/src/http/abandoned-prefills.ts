@@ -1,3 +1,4 @@
+import { putLast } from "@kv/fleet/front-end";
 import { overloaded } from "@kv/http";
 import type { Clock } from "@kv/interface";
 
@@ -20,19 +21,16 @@ const PARTS_OF_WINDOW = 30;
  * then be held until a lease ends. Requests that cost no prefill time do not count.
  */
 export class AbandonedPrefills {
-  readonly #options: AbandonedPrefillsOptions;
   /** Each client's work, oldest first. The client that was quiet longest comes first. */
   readonly #byClient = new Map<string, { readonly atMs: number; workMs: number }[]>();
 
-  constructor(options: AbandonedPrefillsOptions) {
-    this.#options = options;
-  }
+  constructor(private readonly options: AbandonedPrefillsOptions) {}
 
   /** @throws `KV_PROXY_OVERLOADED` (429) for a client that has abandoned too much. */
   check(client: string): void {
     const parts = this.#byClient.get(client);
     if (parts === undefined) return;
-    const { clock, limitMs, windowMs, clientHeader } = this.#options;
+    const { clock, limitMs, windowMs, clientHeader } = this.options;
     const nowMs = clock.now();
     let leftMs = 0;
     let workMs = 0;
@@ -61,17 +59,13 @@ export class AbandonedPrefills {
   }
 
   add(client: string, workMs: number): void {
-    const { clock, limitMs, windowMs } = this.#options;
+    const { clock, limitMs, windowMs } = this.options;
     if (limitMs === Number.POSITIVE_INFINITY || workMs === 0) return;
     const nowMs = clock.now();
     const parts = (this.#byClient.get(client) ?? []).filter(({ atMs }) => atMs + windowMs > nowMs);
     const last = parts.at(-1);
     if (last !== undefined && nowMs - last.atMs < windowMs / PARTS_OF_WINDOW) last.workMs += workMs;
     else parts.push({ atMs: nowMs, workMs });
-    this.#byClient.delete(client);
-    this.#byClient.set(client, parts);
-    if (this.#byClient.size <= MAX_CLIENTS) return;
-    const [quietest] = this.#byClient.keys();
-    if (quietest !== undefined) this.#byClient.delete(quietest);
+    putLast(this.#byClient, client, parts, MAX_CLIENTS);
   }
 }

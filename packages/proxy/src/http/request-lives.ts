@@ -1,11 +1,5 @@
 import type { IncomingHttpHeaders, ServerResponse } from "node:http";
-import {
-  Deadline,
-  type Fleet,
-  forwardedHeaders,
-  requestIdOf,
-  traceparentOf,
-} from "@kv/fleet/front-end";
+import { Deadline, type Fleet, reportEnd, requestIdOf, traceparentOf } from "@kv/fleet/front-end";
 import {
   type ErrorForm,
   errorEvent,
@@ -22,13 +16,7 @@ import { KvError, type Span } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import type { ClientRequest } from "../legs/client-request.js";
 import { Attempts } from "../legs/tries.js";
-import {
-  isClients,
-  RequestCounts,
-  RequestHistory,
-  RequestRecord,
-  statusName,
-} from "../telemetry/request-record.js";
+import { RequestCounts, RequestHistory, RequestRecord } from "../telemetry/request-record.js";
 import { AbandonedPrefills } from "./abandoned-prefills.js";
 import type { ResolvedLimits } from "./resolved-limits.js";
 
@@ -54,11 +42,8 @@ interface Life extends ClientRequest {
 export class RequestLives {
   readonly counts = new RequestCounts();
   readonly history: RequestHistory;
-  readonly #fleet: Fleet;
-  readonly #settings: ProxySettings;
   readonly #deadlines = new MemberList<Deadline>();
   readonly #inFlight: RequestsInFlight;
-  readonly #limits: ResolvedLimits;
   /** Undefined until a client has abandoned a prefill leg. */
   #abandoned: AbandonedPrefills | undefined;
   readonly #waitingForIdle: (() => void)[] = [];
@@ -66,14 +51,14 @@ export class RequestLives {
   /** Credential headers that are not forwarded, and are logged once. */
   #unforwarded: readonly string[];
 
-  constructor(fleet: Fleet, settings: ProxySettings, limits: ResolvedLimits) {
+  constructor(
+    private readonly fleet: Fleet,
+    private readonly settings: ProxySettings,
+    private readonly limits: ResolvedLimits,
+  ) {
     this.history = new RequestHistory(fleet.ambient.clock);
-    this.#fleet = fleet;
-    this.#settings = settings;
-    this.#limits = limits;
     this.#inFlight = new RequestsInFlight(limits);
-    const { prefill } = forwardedHeaders(settings.forwardHeaders);
-    this.#unforwarded = CREDENTIALS.filter((name) => !prefill.has(name));
+    this.#unforwarded = CREDENTIALS.filter((name) => !fleet.forwarded.prefill.has(name));
   }
 
   /** @throws `KV_PROXY_OVERLOADED` (429) for a client that has abandoned too much work. */
@@ -88,8 +73,8 @@ export class RequestLives {
     answer: AnswerRequest,
     body?: ReceivedBody,
   ): Promise<void> {
-    const { clock } = this.#fleet.ambient;
-    const { requestMs } = this.#settings.timeouts;
+    const { clock } = this.fleet.ambient;
+    const { requestMs } = this.settings.timeouts;
     const life: Life = {
       requestId: "",
       headers: request.headers,
@@ -141,7 +126,7 @@ export class RequestLives {
 
   /** @throws `KV_PROXY_OVERLOADED`, `KV_REQUEST_INVALID` for its id, the reason of `refuse`. */
   #admit(life: Life, client: string): void {
-    const { random, tracer } = this.#fleet.ambient;
+    const { random, tracer } = this.fleet.ambient;
     const { headers, record } = life;
     this.#warnOfCredentials(headers);
     if (this.#refusal !== undefined) throw this.#refusal;
@@ -161,7 +146,7 @@ export class RequestLives {
     const { response, deadline, record } = life;
     life.failure = failure;
     const form: ErrorForm = record.endpoint.startsWith("/v1/messages") ? "anthropic" : "openai";
-    const shown = errorForClient(failure, this.#settings.exposeInstances);
+    const shown = errorForClient(failure, this.settings.exposeInstances);
     if (response.headersSent) {
       const isLate = deadline.aborted && response.writableLength > 0;
       const event = life.lastEvent ?? errorEvent(shown, record.requestId, form);
@@ -175,7 +160,7 @@ export class RequestLives {
   /** Until the last byte the request is in flight: its deadline holds, and `close` waits for it. */
   async #lastByte({ deadline, response }: Life, closed: Promise<void>): Promise<void> {
     if (!deadline.aborted && !response.closed) {
-      const { stallMs } = this.#settings.timeouts;
+      const { stallMs } = this.settings.timeouts;
       deadline.startPhase("waiting for the client to read its answer", stallMs);
       deadline.onAbort(() => response.destroy());
     }
@@ -185,56 +170,41 @@ export class RequestLives {
 
   #addAbandoned(client: string, workMs: number): void {
     this.#abandoned ??= new AbandonedPrefills({
-      clock: this.#fleet.ambient.clock,
-      limitMs: this.#limits.abandonedPrefillMs,
-      windowMs: this.#settings.timeouts.abandonedWindowMs,
-      clientHeader: this.#limits.clientHeader,
+      clock: this.fleet.ambient.clock,
+      limitMs: this.limits.abandonedPrefillMs,
+      windowMs: this.settings.timeouts.abandonedWindowMs,
+      clientHeader: this.limits.clientHeader,
     });
     this.#abandoned.add(client, workMs);
   }
 
   #report({ record, failure, span }: Life): void {
-    const { clock, log, metrics } = this.#fleet.ambient;
+    const { clock, metrics } = this.fleet.ambient;
     const { endpoint, status = 200 } = record;
-    const isProxys = failure !== undefined && !isClients(failure);
     this.counts.ended(status, failure);
     const durationMs = clock.now() - record.startedAtMs;
-    const outcome = failure?.code ?? statusName(status);
     record.durationMs = durationMs;
-    record.outcome = outcome;
     span?.set({ "http.response.status_code": status });
-    span?.end(isProxys ? failure : undefined);
-    metrics.count("kv_proxy_requests_total", 1, { endpoint, outcome });
-    metrics.observe("kv_proxy_request_duration_seconds", durationMs / 1000, { endpoint });
+    span?.end(failure !== undefined && statusOf(failure) >= 500 ? failure : undefined);
     if (record.prefillMs !== undefined)
       metrics.observe("kv_proxy_prefill_duration_seconds", record.prefillMs / 1000);
     if (record.firstByteMs !== undefined && record.streamed === true)
       metrics.observe("kv_proxy_first_byte_seconds", record.firstByteMs / 1000);
     if (record.parts !== undefined) metrics.count("kv_proxy_parts_total", record.parts);
+    const ended = { endpoint, status, failure, durationMs, fields: record.logFields() };
+    record.outcome = reportEnd(this.fleet.ambient, ended);
     this.history.add(record);
-    const fields = { ...record.logFields(), ...(failure && loggedFailure(failure)) };
-    if (isProxys) log.warn("request-failed", fields);
-    else if (failure === undefined) log.info("request-done", fields);
-    else if (failure.code === "KV_REQUEST_ABORTED") log.info("request-aborted", fields);
-    else log.info("request-refused", fields);
-    const { limit } = failure?.details ?? {};
-    if (typeof limit === "string") metrics.count("kv_proxy_refused_total", 1, { limit });
   }
 
   #warnOfCredentials(headers: IncomingHttpHeaders): void {
     const header = this.#unforwarded.find((name) => headers[name] !== undefined);
     if (header === undefined) return;
     this.#unforwarded = [];
-    this.#fleet.ambient.log.warn("header-not-forwarded", {
+    this.fleet.ambient.log.warn("header-not-forwarded", {
       header,
       hint: `instances do not get clients' credentials; forwardHeaders or --forward-header ${header} sends them`,
     });
   }
-}
-
-/** Not logged: a message about a client's error may repeat a value of its body. */
-function loggedFailure({ code, message, details }: KvError): object {
-  return code === "KV_REQUEST_INVALID" ? { code, param: details.param } : { code, message };
 }
 
 /** Closes the connection after `lastEvent`, so that an incomplete answer does not look whole. */

@@ -1,5 +1,6 @@
 import { createHash } from "node:crypto";
 import {
+  countRefusal,
   DECODE_ROUTES,
   ENDPOINTS,
   INSTANCE_CHANGES,
@@ -53,14 +54,12 @@ const MODEL_PATH = `${MODELS_PATH}/`;
 /** The HTTP server for clients: routes, limits, and errors in OpenAI's form. */
 export class ClientServer {
   readonly http: HttpServer;
-  readonly #options: ClientServerOptions;
   readonly #routes = new Map<
     string,
     { readonly method: "GET" | "POST"; readonly serve: Handler }
   >();
 
-  constructor(options: ClientServerOptions) {
-    this.#options = options;
+  constructor(private readonly options: ClientServerOptions) {
     const { limits, certificate, legs } = options;
     const { fleet, settings } = legs;
     this.#addRoutes();
@@ -72,14 +71,14 @@ export class ClientServer {
       parses: fleet.parses,
       serve: (turn) => this.#serve(turn),
       answerError: (error) => {
-        this.#countRefusal(error);
+        countRefusal(fleet.ambient.metrics, error);
         return errorAnswer(errorForClient(error, settings.exposeInstances));
       },
     });
   }
 
   #addRoutes(): void {
-    const { status, generation, legs, lives } = this.#options;
+    const { status, generation, legs, lives } = this.options;
     const { fleet, settings } = legs;
     const get = (path: string, serve: Handler) => this.#routes.set(path, { method: "GET", serve });
     const post = (path: string, serve: Handler) =>
@@ -127,8 +126,8 @@ export class ClientServer {
   async #serve(turn: Turn): Promise<void> {
     const { request, response, path, query, expectsContinue } = turn;
     // A client must not send its next request to a server that is closing.
-    if (this.#options.legs.fleet.isDraining) response.setHeader("connection", "close");
-    const { cors } = this.#options.legs.settings;
+    if (this.options.legs.fleet.isDraining) response.setHeader("connection", "close");
+    const { cors } = this.options.legs.settings;
     if (cors !== undefined && applyCors(cors.origins, request, response)) return;
     const route = this.#routes.get(path.startsWith(MODEL_PATH) ? MODEL_PATH : path);
     if (route === undefined) throw notFound(request.method, path);
@@ -149,7 +148,7 @@ export class ClientServer {
     turn: Turn,
     answer: (client: ClientRequest, body: ReceivedBody) => ReturnType<AnswerRequest>,
   ): Promise<void> {
-    const { lives } = this.#options;
+    const { lives } = this.options;
     lives.check(turn.client);
     const body = await this.http.readBody(turn);
     try {
@@ -175,23 +174,17 @@ export class ClientServer {
         "send the request without a browser, or set a token (instanceRoutes.token)",
       );
     await this.http.withJson(turn, async (body) =>
-      sendJson(response, 200, await this.#options.changeInstance(change, body)),
+      sendJson(response, 200, await this.options.changeInstance(change, body)),
     );
   }
 
   /** The client's name: from a front end's header, else its address. */
   #clientOf({ request, client }: Turn): string {
-    const { clientHeader } = this.#options.limits;
+    const { clientHeader } = this.options.limits;
     const name = clientHeader === undefined ? undefined : request.headers[clientHeader];
     if (typeof name !== "string" || name === "") return client;
     // The name may be a key, which must not stay in memory.
     return createHash("sha256").update(name).digest("base64");
-  }
-
-  #countRefusal({ details }: KvError): void {
-    const { limit } = details;
-    if (typeof limit === "string")
-      this.#options.legs.fleet.ambient.metrics.count("kv_proxy_refused_total", 1, { limit });
   }
 }
 

@@ -9,8 +9,6 @@ import {
 } from "@kv/fleet";
 import {
   type Fleet,
-  type ForwardedHeaders,
-  forwardedHeaders,
   legHeaders,
   type RequestBody,
   traceparentOf,
@@ -122,22 +120,18 @@ interface SentLeg {
 export class Legs {
   readonly prefillers: InstancePool;
   readonly decoders: InstancePool;
-  readonly settings: ProxySettings;
   readonly ambient: Ambient;
-  /** Client headers that instances of each role get. */
-  readonly forwarded: ForwardedHeaders;
-  readonly fleet: Fleet;
   /** Undefined until an instance lacks a model. */
   missing: MissingModels | undefined;
   readonly #background = new Set<Promise<void>>();
 
-  constructor(fleet: Fleet, settings: ProxySettings) {
-    this.fleet = fleet;
+  constructor(
+    readonly fleet: Fleet,
+    readonly settings: ProxySettings,
+  ) {
     this.prefillers = fleet.pools.prefill;
     this.decoders = fleet.pools.decode;
     this.ambient = fleet.ambient;
-    this.settings = settings;
-    this.forwarded = forwardedHeaders(settings.forwardHeaders);
   }
 
   /**
@@ -231,7 +225,7 @@ export class Legs {
       path,
       headers: legHeaders({
         clientHeaders: headers,
-        forwarded: this.forwarded[instance.role],
+        forwarded: this.fleet.forwarded[instance.role],
         requestId,
         instance,
         traceparent: span?.traceparent,

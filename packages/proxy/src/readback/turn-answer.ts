@@ -1,7 +1,6 @@
 import type { Instance } from "@kv/fleet";
 import { changedBodyHeaders } from "@kv/fleet/front-end";
-import { EventFrames, rawMember, type StreamEvent } from "@kv/http";
-import { isObject } from "../response/answer-filter.js";
+import { EventFrames, isObject, rawMember, type StreamEvent } from "@kv/http";
 import type { Fields } from "../response/answer-members.js";
 import type { LegAnswer } from "../response/leg-answer.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
@@ -48,18 +47,16 @@ export function readTurnAnswer(answer: LegAnswer, options: TurnAnswerOptions): L
 
 /** Texts hold one character per byte, enough for what is read. */
 class TurnReader {
-  readonly #answer: LegAnswer;
-  readonly #options: TurnAnswerOptions;
   /** An unstreamed answer is one event. */
   readonly #events = new EventFrames("latin1");
   #promptIds: readonly number[] = [];
   readonly #outputIds: number[] = [];
   #isDone = false;
 
-  constructor(answer: LegAnswer, options: TurnAnswerOptions) {
-    this.#answer = answer;
-    this.#options = options;
-  }
+  constructor(
+    private readonly answer: LegAnswer,
+    private readonly options: TurnAnswerOptions,
+  ) {}
 
   /** @throws `KV_PROXY_UPSTREAM_FAILED` for an event that is too long. */
   push(chunk: Uint8Array): Buffer {
@@ -71,12 +68,12 @@ class TurnReader {
   }
 
   #pass(events: readonly StreamEvent[]): Buffer {
-    const { eventStream, visit } = this.#answer;
+    const { eventStream, visit } = this.answer;
     const { problem } = this.#events;
     if (problem !== undefined) throw badAnswer(visit.instance, problem);
     for (const { bytes, data } of events) this.#read(eventStream ? data : bytes.toString("latin1"));
     const bytes = Buffer.concat(events.map((event) => event.bytes));
-    return this.#options.hidesIds ? hideIds(bytes) : bytes;
+    return this.options.hidesIds ? hideIds(bytes) : bytes;
   }
 
   #read(text: string): void {
@@ -98,8 +95,8 @@ class TurnReader {
     const params = paramsIn(body, text);
     if (params === undefined) return;
     this.#isDone = true;
-    this.#options.ended({
-      instance: this.#answer.visit.instance,
+    this.options.ended({
+      instance: this.answer.visit.instance,
       params,
       promptIds: this.#promptIds,
       outputIds: this.#outputIds,

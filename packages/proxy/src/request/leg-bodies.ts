@@ -4,7 +4,14 @@ import {
   type RequestBody,
   withLongMembers,
 } from "@kv/fleet/front-end";
-import { editMembers, listElements, type MemberEdits, rawMember, shortened } from "@kv/http";
+import {
+  editMembers,
+  isObject,
+  listElements,
+  type MemberEdits,
+  rawMember,
+  shortened,
+} from "@kv/http";
 import { KvError } from "@kv/interface";
 
 /** One prompt and one copy. The indices are those of the merged answer. */
@@ -163,9 +170,7 @@ export function prefillBody(
 const END_OF_ARGUMENTS = '["{"]';
 
 function isNamedTool(choice: unknown): boolean {
-  return (
-    typeof choice === "object" && choice !== null && "type" in choice && choice.type === "tool"
-  );
+  return isObject(choice) && choice.type === "tool";
 }
 
 /** `kvTransferParams` is JSON text as P wrote it. */

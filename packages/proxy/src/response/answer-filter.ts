@@ -5,6 +5,7 @@ import {
   editData,
   editText,
   isDone,
+  isObject,
   JsonValueEnd,
   type StreamEvent,
   type TextEdit,
@@ -128,13 +129,11 @@ const BEGIN_OF_MEMBER = /"\w{0,32}(?:"\s*:?\s*)?$/;
  * no string looks like a name.
  */
 export class MemberEditor {
-  readonly #edits: MemberEdits;
   readonly #names: readonly string[];
   readonly erased = new Set<string>();
   #open: OpenMember | undefined;
 
-  constructor(edits: MemberEdits) {
-    this.#edits = edits;
+  constructor(private readonly edits: MemberEdits) {
     this.#names = Object.keys(edits);
   }
 
@@ -157,12 +156,12 @@ export class MemberEditor {
         const name = EDITED_MEMBERS.exec(text)?.[1];
         if (name === undefined) return edits;
         start = EDITED_MEMBERS.lastIndex;
-        if (!Object.hasOwn(this.#edits, name)) continue;
+        if (!Object.hasOwn(this.edits, name)) continue;
         this.#open = { name, end: new JsonValueEnd(), value: "" };
-        if (this.#edits[name] === null && text[start] !== "n") this.erased.add(name);
+        if (this.edits[name] === null && text[start] !== "n") this.erased.add(name);
       }
       const { name, end } = this.#open;
-      const edit = this.#edits[name];
+      const edit = this.edits[name];
       const found = end.find(text, start);
       const to = found === -1 ? text.length : found;
       const value = edit == null ? "" : this.#open.value + text.slice(start, to);
@@ -195,10 +194,6 @@ export class MemberEditor {
   }
 }
 
-export function isObject(value: unknown): value is Fields {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
-}
-
 /** The events that end a stream. Elsewhere `[DONE]` does, and events have choices. */
 const LAST_EVENTS: Readonly<Partial<Record<Endpoint, readonly string[]>>> = {
   "/v1/responses": ["response.completed", "response.incomplete", "response.failed"],
@@ -212,16 +207,17 @@ const isDecisive = (data: string) => data.includes('"error"') || OTHER_INDEX.tes
 
 export class StreamRules {
   readonly #lastEvents: readonly string[] | undefined;
-  readonly #onePart: boolean;
   #answered: boolean;
   #ended = false;
   failed = false;
   problem: string | undefined;
 
   /** `onePart`: one prompt and one copy, so every choice has index 0. */
-  constructor(endpoint: Endpoint, onePart: boolean) {
+  constructor(
+    endpoint: Endpoint,
+    private readonly onePart: boolean,
+  ) {
     this.#lastEvents = LAST_EVENTS[endpoint];
-    this.#onePart = onePart;
     this.#answered = this.#lastEvents !== undefined;
   }
 
@@ -250,7 +246,7 @@ export class StreamRules {
     if (error != null) this.failed = true;
     if (this.#lastEvents !== undefined || !Array.isArray(choices)) return;
     this.#answered ||= isObject(choices[0]);
-    if (this.#onePart && choices.some((choice) => isObject(choice) && (choice.index ?? 0) !== 0))
+    if (this.onePart && choices.some((choice) => isObject(choice) && (choice.index ?? 0) !== 0))
       this.problem = "streamed a choice with another index than 0";
   }
 }

@@ -9,14 +9,14 @@ import {
   LEFT_OUT_HEADER,
   type UpstreamAnswer,
 } from "@kv/fleet/front-end";
-import { asBuffer, isDone, rawMember, withoutAddresses } from "@kv/http";
+import { asBuffer, isDone, isObject, rawMember, withoutAddresses } from "@kv/http";
 import { KvError } from "@kv/interface";
 import { checkRemotePrefillParams } from "@kv/protocol";
 import type { ProxySettings } from "../config/settings.js";
 import type { RequestRecord } from "../telemetry/request-record.js";
 import { badAnswer, faultOfStatus, tooLong } from "../upstream/upstream-errors.js";
 import type { AnswerFilter, AnswerTraits } from "./answer-filter.js";
-import { FirstEvent, isObject, streamedError } from "./answer-filter.js";
+import { FirstEvent, streamedError } from "./answer-filter.js";
 import type { Fields } from "./answer-members.js";
 
 /** An answer, checked as far as its first bytes allow. The client has none of it yet. */

@@ -5,13 +5,13 @@ import {
   type Deadline,
   LEFT_OUT_HEADER,
 } from "@kv/fleet/front-end";
-import { EventFrames, isDone, type StreamEvent } from "@kv/http";
+import { EventFrames, isDone, isObject, type StreamEvent } from "@kv/http";
 import { KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import type { Legs } from "../legs/legs.js";
 import type { RequestPart } from "../request/leg-bodies.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
-import { isObject, withCachedTokens } from "./answer-filter.js";
+import { withCachedTokens } from "./answer-filter.js";
 import { type Fields, hideMembers } from "./answer-members.js";
 import {
   type AnswerTarget,
@@ -126,36 +126,33 @@ interface PartState {
  * turns with other work: hundreds of parts may have ended.
  */
 class StreamMerge {
-  readonly #legs: Legs;
-  readonly #client: AnswerTarget;
-  readonly #parts: readonly AnsweredPart[];
   readonly #usages: { usage: Usage; copy: number; chunk: Fields }[] = [];
   /** All merged events have this `id` and `created`. */
   #identity: Fields | undefined;
   #lengthBytes = 0;
   #draining: Promise<void> | undefined;
 
-  constructor(legs: Legs, client: AnswerTarget, parts: readonly AnsweredPart[]) {
-    this.#legs = legs;
-    this.#client = client;
-    this.#parts = parts;
-  }
+  constructor(
+    private readonly legs: Legs,
+    private readonly client: AnswerTarget,
+    private readonly parts: readonly AnsweredPart[],
+  ) {}
 
   async run(): Promise<void> {
     try {
-      await readAllParts(this.#client, this.#parts, (part, index) => this.#passPart(part, index));
+      await readAllParts(this.client, this.parts, (part, index) => this.#passPart(part, index));
       const last = this.#usages.find(({ copy }) => copy === 0);
       if (last !== undefined)
         await this.#writeEvent({ ...last.chunk, ...this.#identity, usage: sumUsage(this.#usages) });
       await this.#write("data: [DONE]\n\n");
-      this.#client.response.end();
+      this.client.response.end();
     } finally {
-      this.#client.record.answerLengthBytes = this.#lengthBytes;
+      this.client.record.answerLengthBytes = this.#lengthBytes;
     }
   }
 
   async #passPart(part: AnsweredPart, index: number): Promise<void> {
-    const { settings, fleet } = this.#legs;
+    const { settings, fleet } = this.legs;
     const { limits, timeouts } = settings;
     const { answer } = part;
     const { instance } = answer.visit;
@@ -186,12 +183,12 @@ class StreamMerge {
     const chunk = parseChunk(instance, data);
     if (chunk.error !== undefined) {
       this.#begin();
-      this.#client.lastEvent = `data: ${JSON.stringify(hideMembers(chunk, false))}\n\n`;
+      this.client.lastEvent = `data: ${JSON.stringify(hideMembers(chunk, false))}\n\n`;
       // The instance's message may repeat the prompt, and this one is logged.
       throw badAnswer(instance, "reported a failure in the middle of its stream");
     }
     this.#identity ??= {
-      id: mergedId(chunk.id, part, this.#client.requestId),
+      id: mergedId(chunk.id, part, this.client.requestId),
       created: chunk.created,
     };
     const { choices } = chunk;
@@ -220,7 +217,7 @@ class StreamMerge {
   }
 
   async #write(text: string): Promise<void> {
-    const { response } = this.#client;
+    const { response } = this.client;
     this.#begin();
     this.#lengthBytes += Buffer.byteLength(text);
     if (response.write(text)) return;
@@ -230,17 +227,17 @@ class StreamMerge {
 
   /** Waits for the first event, so that an earlier failure can set an error status. */
   #begin(): void {
-    const { response, record, requestId } = this.#client;
+    const { response, record, requestId } = this.client;
     if (response.headersSent) return;
-    const headers = changedBodyHeaders(this.#parts[0]?.answer.headers ?? {});
+    const headers = changedBodyHeaders(this.parts[0]?.answer.headers ?? {});
     response.writeHead(200, answerHeaders(headers, requestId));
     record.status = 200;
-    this.#client.eventStreamStarted = true;
+    this.client.eventStreamStarted = true;
   }
 
   #drained(): Promise<void> {
-    const { response, deadline } = this.#client;
-    return drained(response, deadline, this.#legs.settings.timeouts.stallMs).finally(() => {
+    const { response, deadline } = this.client;
+    return drained(response, deadline, this.legs.settings.timeouts.stallMs).finally(() => {
       this.#draining = undefined;
     });
   }

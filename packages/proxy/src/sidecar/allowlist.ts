@@ -1,5 +1,6 @@
 import { BlockList, isIP, isIPv4, isIPv6 } from "node:net";
-import { KvError } from "@kv/interface";
+import { invalidConfig } from "@kv/fleet/front-end";
+import type { KvError } from "@kv/interface";
 
 interface Rule {
   /** Undefined allows every port. */
@@ -69,7 +70,8 @@ function addressRule(
 }
 
 function invalidEntry(entry: string): KvError {
-  return new KvError("KV_CONFIG_INVALID", `"${entry}" is not an entry of an allowlist`, {
-    hint: "give an address, a block such as 10.0.0.0/8, a name, *.example.org, or *; each may have :PORT, as in [fd00::/8]:8000",
-  });
+  return invalidConfig(
+    `"${entry}" is not an entry of an allowlist`,
+    "give an address, a block such as 10.0.0.0/8, a name, *.example.org, or *; each may have :PORT, as in [fd00::/8]:8000",
+  );
 }

@@ -1,5 +1,5 @@
 import { parseInstanceSpec } from "@kv/fleet";
-import { KvError } from "@kv/interface";
+import { invalidConfig } from "@kv/fleet/front-end";
 import type { ProxySettingsInput } from "../config/settings.js";
 
 export interface SidecarOfRank {
@@ -26,12 +26,9 @@ export function sidecarOfRank(
   if (rank === 0 || decoder === undefined) return { port, settings };
   const { url, kv, dataParallelRank, ...spec } = parseInstanceSpec(decoder);
   if (dataParallelRank !== undefined)
-    throw new KvError(
-      "KV_CONFIG_INVALID",
+    throw invalidConfig(
       `--decode ${url}@${dataParallelRank} is one rank already`,
-      {
-        hint: "give the port of rank 0, or leave out --data-parallel-size",
-      },
+      "give the port of rank 0, or leave out --data-parallel-size",
     );
   const of = new URL(url);
   const decodePort = of.port === "" ? (of.protocol === "https:" ? 443 : 80) : Number(of.port);
@@ -51,7 +48,8 @@ export function sidecarOfRank(
 function above(port: number, rank: number): number {
   if (port === 0) return 0;
   if (port + rank <= 65_535) return port + rank;
-  throw new KvError("KV_CONFIG_INVALID", `port ${port} of rank 0 leaves no port for rank ${rank}`, {
-    hint: "give a lower port, or a smaller --data-parallel-size",
-  });
+  throw invalidConfig(
+    `port ${port} of rank 0 leaves no port for rank ${rank}`,
+    "give a lower port, or a smaller --data-parallel-size",
+  );
 }

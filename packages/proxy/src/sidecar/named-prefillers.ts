@@ -8,6 +8,7 @@ import {
   parseInstanceSpec,
 } from "@kv/fleet";
 import {
+  addressOf,
   type Fleet,
   KV_SOURCE_HEADER,
   PREFILLER_HEADER,
@@ -34,7 +35,6 @@ type SidecarSettings = NonNullable<ProxySettings["sidecar"]>;
  */
 export class NamedPrefillers {
   readonly #pool: InstancePool;
-  readonly #settings: SidecarSettings;
   readonly #ambient: Ambient;
   readonly #allowlist: Allowlist;
   #found: ReadonlyMap<string, InstanceSpec> = new Map();
@@ -46,9 +46,11 @@ export class NamedPrefillers {
   readonly #namedAtMs = new Map<PooledInstance, number>();
 
   /** @throws `KV_CONFIG_INVALID` for an entry of the allowlist that cannot be read. */
-  constructor({ pools, discovery, ambient }: Fleet, settings: SidecarSettings) {
+  constructor(
+    { pools, discovery, ambient }: Fleet,
+    private readonly settings: SidecarSettings,
+  ) {
     this.#pool = pools.prefill;
-    this.#settings = settings;
     this.#ambient = ambient;
     this.#allowlist = new Allowlist(settings.allow);
     this.#watch = discovery?.watch(
@@ -98,7 +100,7 @@ export class NamedPrefillers {
     const source = typeof value === "string" ? value.trim() : "";
     if (source === "") return undefined;
     const { log, random } = this.#ambient;
-    const settings = this.#settings;
+    const settings = this.settings;
     const why = this.#whyNoSource(source);
     if (why !== undefined) {
       if (settings.p2pPull || !this.#hasWarned)
@@ -126,19 +128,19 @@ export class NamedPrefillers {
   }
 
   #whyNoSource(source: string): string | undefined {
-    if (!this.#settings.p2pPull) return "--enable-p2p-pull is not given";
+    if (!this.settings.p2pPull) return "--enable-p2p-pull is not given";
     if (!HOST_PORT.test(source) || source.includes("@") || !URL.canParse(`http://${source}`))
       return "it is not host:port";
     const url = `http://${source}`;
     const isAllowed =
-      this.#settings.kvPools.includes(source) ||
+      this.settings.kvPools.includes(source) ||
       this.#foundHosts.has(addressOf(url)) ||
       this.#allowlist.allows(url);
     return isAllowed ? undefined : "it is not allowed here";
   }
 
   #allowed(name: string, requestId: string): InstanceSpec {
-    const { prefillTls, kv } = this.#settings;
+    const { prefillTls, kv } = this.settings;
     const spec = parsedSpec(name, prefillTls);
     const found = this.#found.get(instanceName(spec));
     if (found !== undefined) return found;
@@ -181,11 +183,6 @@ function rankOf(port: number, ranks: SidecarSettings["ranks"]): number {
   if (ranks === undefined) return 0;
   const rank = port - ranks.firstPort;
   return rank >= 0 && rank < ranks.count ? rank : 0;
-}
-
-function addressOf(url: string): string {
-  const { hostname, port, protocol } = new URL(url);
-  return `${hostname}:${port || (protocol === "https:" ? 443 : 80)}`;
 }
 
 function withTls(spec: InstanceSpec): InstanceSpec {

@@ -1,4 +1,5 @@
 import type { DisaggregationInputs, DisaggregationReason } from "@kv/fleet";
+import { statusName } from "@kv/fleet/front-end";
 import { statusOf } from "@kv/http";
 import type { Clock, KvError } from "@kv/interface";
 
@@ -104,20 +105,6 @@ export interface RequestCountsStatus {
   readonly failed: Readonly<Record<string, number>>;
 }
 
-/** Whether the client caused the failure, by its request or its disconnect. */
-export function isClients(failure: KvError): boolean {
-  return statusOf(failure) < 500;
-}
-
-/** Statuses counted one by one. Instances could answer with hundreds of others. */
-const COUNTED: ReadonlySet<number> = new Set([
-  200, 400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 429, 431, 499, 500, 501, 502, 503, 504,
-]);
-
-export function statusName(status: number): string {
-  return COUNTED.has(status) ? String(status) : `${Math.floor(status / 100)}xx`;
-}
-
 type Counts = Record<string, number>;
 
 export class RequestCounts {
@@ -141,7 +128,7 @@ export class RequestCounts {
     counts.in_flight -= 1;
     if (failure === undefined && status < 400) counts.succeeded += 1;
     else if (failure === undefined) increment(counts.passed_errors, statusName(status));
-    else if (!isClients(failure)) increment(counts.failed, failure.code);
+    else if (statusOf(failure) >= 500) increment(counts.failed, failure.code);
     else if (failure.code === "KV_REQUEST_ABORTED") counts.aborted += 1;
     else increment(counts.refused, String(statusOf(failure)));
   }
@@ -170,7 +157,6 @@ export const MOST_ENDED = 100;
 const MOST_RUNNING = 50;
 
 export class RequestHistory {
-  readonly #clock: Clock;
   /** Wall-clock ms since 1970 at zero of the proxy's clock. */
   readonly #epochMs: number;
   readonly #running = new Set<RequestRecord>();
@@ -178,8 +164,7 @@ export class RequestHistory {
   readonly #listeners = new Set<(summary: RequestSummary) => void>();
 
   /** Reads the wall clock once; later times are those of `clock`. */
-  constructor(clock: Clock) {
-    this.#clock = clock;
+  constructor(private readonly clock: Clock) {
     this.#epochMs = Date.now() - clock.now();
   }
 
@@ -241,7 +226,7 @@ export class RequestHistory {
       began_at: new Date(this.#epochMs + startedAtMs).toISOString(),
       outcome: record.outcome,
       ...Object.fromEntries(Object.entries(known).filter(([, value]) => value !== undefined)),
-      duration_ms: record.durationMs ?? this.#clock.now() - startedAtMs,
+      duration_ms: record.durationMs ?? this.clock.now() - startedAtMs,
     };
   };
 }

@@ -22,16 +22,14 @@ interface Pending {
  * order.
  */
 export class Calls {
-  readonly #send: (message: Message) => void;
-  readonly #operations: Operations;
   readonly #pending = new Map<number | undefined, Pending>();
   #nextId = 1;
   #closed: KvError | undefined;
 
-  constructor(send: (message: object) => void, operations: Operations) {
-    this.#send = send;
-    this.#operations = operations;
-  }
+  constructor(
+    private readonly send: (message: object) => void,
+    private readonly operations: Operations,
+  ) {}
 
   /** @throws The operation's errors; `KV_REQUEST_ABORTED` when the other process ends. */
   call<T>(name: string, argument?: unknown): Promise<T> {
@@ -39,12 +37,12 @@ export class Calls {
     const id = this.#nextId++;
     return new Promise<T>((resolve, reject) => {
       this.#pending.set(id, { resolve, reject });
-      this.#send({ call: name, argument, id });
+      this.send({ call: name, argument, id });
     });
   }
 
   tell(name: string, argument: unknown): void {
-    if (this.#closed === undefined) this.#send({ call: name, argument });
+    if (this.#closed === undefined) this.send({ call: name, argument });
   }
 
   receive(message: unknown): void {
@@ -68,12 +66,12 @@ export class Calls {
   async #serve(call: string, argument: unknown, id: number | undefined): Promise<void> {
     let answer: Message;
     try {
-      answer = { id, result: await this.#operations[call]?.(argument as never) };
+      answer = { id, result: await this.operations[call]?.(argument as never) };
     } catch (thrown) {
       const error = KvError.from(thrown, "KV_INTERNAL", `${call} failed in a worker`);
       answer = { id, error: error.toJSON() };
     }
-    if (id !== undefined && this.#closed === undefined) this.#send(answer);
+    if (id !== undefined && this.#closed === undefined) this.send(answer);
   }
 }
 

@@ -8,6 +8,7 @@ import {
   type Reloaded,
   readChange,
   WorkerMetrics,
+  within,
 } from "@kv/fleet/front-end";
 import { listen } from "@kv/http";
 import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
@@ -45,7 +46,6 @@ const MAX_RESTART_MS = 30_000;
  * admin routes, and replaces workers that end.
  */
 export class WorkerGroup {
-  #options: CliOptions;
   readonly #log: Log;
   readonly #clock: Clock;
   readonly #workers = new Map<number, RunningWorker>();
@@ -62,8 +62,10 @@ export class WorkerGroup {
   #restartMs = FIRST_RESTART_MS;
   #loadsTimer: Timer | undefined;
 
-  constructor(options: CliOptions, { log, clock }: { readonly log: Log; readonly clock: Clock }) {
-    this.#options = options;
+  constructor(
+    private options: CliOptions,
+    { log, clock }: { readonly log: Log; readonly clock: Clock },
+  ) {
     this.#log = log;
     this.#clock = clock;
     this.#port = options.port;
@@ -88,7 +90,7 @@ export class WorkerGroup {
 
   /** @throws The errors of a worker that cannot start; `KV_CONFIG_INVALID` when a port is taken. */
   async start(): Promise<WorkerGroupAddress> {
-    const { host, workers } = this.#options;
+    const { host, workers } = this.options;
     cluster.schedulingPolicy = cluster.SCHED_RR;
     // A worker's successor must find the same port.
     if (this.#port === 0) this.#port = await freePort(host);
@@ -118,11 +120,11 @@ export class WorkerGroup {
   reload({ settings, logLevel }: CliOptions): Promise<Reloaded> {
     return this.#inTurn(async () => {
       readSettings(settings);
-      const next = { ...this.#options, settings, logLevel };
+      const next = { ...this.options, settings, logLevel };
       const answers = await Promise.all(
         this.#serving().map(({ calls }) => calls.call<Reloaded>("reload", next)),
       );
-      this.#options = next;
+      this.options = next;
       return answers[0] ?? { changed: [], needRestart: [] };
     });
   }
@@ -189,7 +191,7 @@ export class WorkerGroup {
       const changes = this.#changes.list();
       return {
         started: calls.call<WorkerStarted>("start", {
-          options: this.#options,
+          options: this.options,
           port: this.#port,
           changes,
         } satisfies WorkerStart),
@@ -249,12 +251,7 @@ export class WorkerGroup {
     const asked = this.#serving().map(async (running) => {
       answers.push([running, await running.calls.call<T>(name)]);
     });
-    let timer: Timer | undefined;
-    const late = new Promise<void>((resolve) => {
-      timer = this.#clock.setTimer(resolve, ANSWER_MS, { ref: true });
-    });
-    await Promise.race([Promise.allSettled(asked), late]);
-    timer?.cancel();
+    await within(this.#clock, ANSWER_MS, Promise.allSettled(asked));
     return [...answers];
   }
 

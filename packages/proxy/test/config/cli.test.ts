@@ -102,7 +102,7 @@ test("kv-proxy without instances prints a hint and exits with 2", async () => {
   const running = startCli("--port 0");
   expect(await running.exited).toBe(2);
   expect(running.stderr()).toBe(
-    "kv-proxy: no prefill instance is given [KV_CONFIG_INVALID]\n  give --prefill http://host:port, one or more\n",
+    "kv-proxy: no prefill instance is given [KV_CONFIG_INVALID]\n  give --prefill http://host:port, one or more, or a discovery\n",
   );
 });
 

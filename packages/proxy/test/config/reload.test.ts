@@ -118,7 +118,7 @@ test("an instance that an operator has added stays; one that is named twice chan
 
   const twice = { ...settings, decoders: [d.url, d.url] };
   expect(() => proxy.reload(twice)).toThrow("given twice");
-  expect(() => proxy.reload({ ...settings, decoders: [] })).toThrow("names no instance");
+  expect(() => proxy.reload({ ...settings, decoders: [] })).toThrow("no decode instance is given");
   expect(urls()).toEqual([added.url, named.url]);
   expect(proxy.reload({ ...settings, decoders: [named.url] })).toEqual({
     changed: [],

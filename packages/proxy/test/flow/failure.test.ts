@@ -11,7 +11,8 @@ import {
 } from "@kv/testing/http/fake-upstream";
 import { manualClock } from "@kv/testing/manual-clock";
 import { recordedLog } from "@kv/testing/recorded-log";
-import { describe, expect, test, vi } from "vitest";
+import { afterAll, beforeAll, describe, expect, test, vi } from "vitest";
+import { Generation } from "../../src/flow/generation.js";
 import type { RequestRecord } from "../../src/telemetry/request-record.js";
 import { isRelease, legsAt } from "../support/releases.js";
 import {
@@ -30,16 +31,23 @@ import {
 
 // What the proxy does next does not depend on a request's record: this one has no leg that ran, and
 // has those that did not.
-vi.mock(import("../../src/telemetry/request-record.js"), async (original) => {
-  const module = await original();
+const { answer } = Generation.prototype;
+beforeAll(() => {
   const get = (record: RequestRecord, key: string) => {
     const value = Reflect.get(record, key);
     if (!/(^prefill|^decode|StartedAtMs|^restarts)$/.test(key)) return value;
     return value === undefined ? 5 : undefined;
   };
-  const construct = (Record: typeof RequestRecord) => new Proxy(new Record(), { get });
-  return { ...module, RequestRecord: new Proxy(module.RequestRecord, { construct }) };
+  vi.spyOn(Generation.prototype, "answer").mockImplementation(function (
+    this: Generation,
+    client,
+    ...rest
+  ) {
+    Object.assign(client, { record: new Proxy(client.record, { get }) });
+    return answer.call(this, client, ...rest);
+  });
 });
+afterAll(() => vi.restoreAllMocks());
 
 const loadFailed = { error: { message: "KV load failed", type: "InternalServerError", code: 500 } };
 const fails = sends(500, loadFailed);

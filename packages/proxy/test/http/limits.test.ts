@@ -78,7 +78,7 @@ test("a prefill answer above the limit is an error", async () => {
 });
 
 test.each([
-  [{ prefillers: [] }, "KV_CONFIG_INVALID", "prefillers"],
+  [{ prefillers: [] }, "KV_CONFIG_INVALID", "no prefill instance"],
   [{ prefillers: ["p:1", "http://p:1/"] }, "KV_CONFIG_INVALID", "given twice"],
   [{ timeouts: { prefillMs: -1 } }, "KV_CONFIG_INVALID", "prefillMs"],
   [{ limits: { bodyBytes: 1 } }, "KV_CONFIG_UNKNOWN_KEY", "bodyBytes"],
