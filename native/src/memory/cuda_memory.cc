@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 
 #include <iterator>
-#include <string>
 #include <type_traits>
 
 #include "library/failure.h"
@@ -13,7 +12,7 @@ namespace kv::nixl {
 namespace {
 
 // From cuda.h of CUDA 11 and newer: CUresult, CUpointer_attribute, CUmemorytype.
-constexpr int kSuccess = 0;
+constexpr int kDone = 0;
 constexpr int kOutOfMemory = 2;
 constexpr int kInvalidDevice = 101;
 constexpr int kMemoryTypeOf = 2;
@@ -43,14 +42,14 @@ struct Driver {
 Driver load_driver() {
   void* const library = dlopen("libcuda.so.1", RTLD_NODELETE | RTLD_LAZY | RTLD_LOCAL);
   if (library == nullptr) {
-    throw Failure("KV_TRANSPORT_UNSUPPORTED", std::string("cannot allocate memory of a GPU: ") + dlerror(),
+    throw Failure("KV_TRANSPORT_UNSUPPORTED", string("cannot allocate memory of a GPU: ") + dlerror(),
                   "install the NVIDIA driver (in a container: --gpus all), or allocate DRAM");
   }
   Driver driver;
   const auto bind = [&](auto& function, const char* name) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
     if (function == nullptr) {
-      throw Failure("KV_TRANSPORT_UNSUPPORTED", std::string("cannot allocate memory of a GPU: the CUDA driver has no ") + name,
+      throw Failure("KV_TRANSPORT_UNSUPPORTED", string("cannot allocate memory of a GPU: the CUDA driver has no ") + name,
                     "install a driver of CUDA 11 or newer");
     }
   };
@@ -74,9 +73,9 @@ const Driver& driver() {
   return loaded;
 }
 
-std::string error_text(int status) {
+string error_text(int status) {
   if (status == kOutOfMemory) return "out of memory (CUDA error 2)";
-  return "CUDA error " + std::to_string(status);
+  return "CUDA error " + to_string(status);
 }
 
 // Makes the device's context current for a scope.
@@ -85,7 +84,7 @@ class CurrentContext {
   explicit CurrentContext(void* context) : status(driver().push(context)) {}
   ~CurrentContext() {
     void* popped = nullptr;
-    if (status == kSuccess) driver().pop(&popped);
+    if (status == kDone) driver().pop(&popped);
   }
   CurrentContext(const CurrentContext&) = delete;
   CurrentContext& operator=(const CurrentContext&) = delete;
@@ -95,69 +94,69 @@ class CurrentContext {
 
 }  // namespace
 
-std::shared_ptr<CudaMemory> CudaMemory::create(uint64_t length, int ordinal) {
-  const std::string what = "cannot allocate " + std::to_string(length) + " bytes of GPU " + std::to_string(ordinal) + ": ";
+shared_ptr<CudaMemory> CudaMemory::create(uint64_t length, int ordinal) {
+  const string what = "cannot allocate " + to_string(length) + " bytes of GPU " + to_string(ordinal) + ": ";
   const Driver& cuda = driver();
-  if (const int status = cuda.init(0); status != kSuccess) {
+  if (const int status = cuda.init(0); status != kDone) {
     throw Failure("KV_TRANSPORT_UNSUPPORTED", what + "the CUDA driver does not start: " + error_text(status),
                   "nvidia-smi shows the GPUs of this machine");
   }
   int device = 0;
-  if (const int status = cuda.device_get(&device, ordinal); status != kSuccess) {
+  if (const int status = cuda.device_get(&device, ordinal); status != kDone) {
     int count = 0;
     cuda.device_count(&count);
     const bool absent = status == kInvalidDevice;
     throw Failure("KV_TRANSPORT_UNSUPPORTED",
-                  what + (absent ? "this process sees " + std::to_string(count) + " GPUs" : error_text(status)),
+                  what + (absent ? "this process sees " + to_string(count) + " GPUs" : error_text(status)),
                   "GPUs count from 0, as CUDA_VISIBLE_DEVICES shows them to this process");
   }
   // Never released: NIXL, UCX and CUDA's runtime keep using the context.
   void* context = nullptr;
-  if (const int status = cuda.retain(&context, device); status != kSuccess) {
+  if (const int status = cuda.retain(&context, device); status != kDone) {
     throw Failure("KV_MEMORY_INVALID", what + error_text(status), "nvidia-smi shows which processes use the GPU");
   }
   DevicePointer pointer = 0;
-  int status = kSuccess;
+  int status = kDone;
   {
     const CurrentContext current(context);
     status = current.status;
-    if (status == kSuccess) status = cuda.allocate(&pointer, length);
-    if (status == kSuccess) status = cuda.set(pointer, 0, length);
-    if (status == kSuccess) status = cuda.synchronize();
-    if (status != kSuccess && pointer != 0) cuda.free(pointer);
+    if (status == kDone) status = cuda.allocate(&pointer, length);
+    if (status == kDone) status = cuda.set(pointer, 0, length);
+    if (status == kDone) status = cuda.synchronize();
+    if (status != kDone && pointer != 0) cuda.free(pointer);
   }
-  if (status != kSuccess) {
+  if (status != kDone) {
     throw Failure("KV_MEMORY_INVALID", what + error_text(status), "nvidia-smi shows how much memory is free; make the cache smaller");
   }
-  return std::shared_ptr<CudaMemory>(new CudaMemory(pointer, length, context));
+  return shared_ptr<CudaMemory>(new CudaMemory(pointer, length, context));
 }
 
 CudaMemory::~CudaMemory() {
   const CurrentContext current(context_);
-  if (current.status == kSuccess) driver().free(address);
+  if (current.status == kDone) driver().free(address);
 }
 
 template <typename Copy, typename Byte>
-void CudaMemory::copy_runs(const std::vector<ByteRun>& runs, Byte* bytes, Copy copy, const char* what) const {
+void CudaMemory::copy_runs(const vector<ByteRun>& runs, Byte* bytes, Copy copy, const char* what) const {
   const CurrentContext current(context_);
   int status = current.status;
   for (const ByteRun& run : runs) {
-    if (status == kSuccess && run.length > 0) status = copy(address + run.offset, bytes, run.length);
+    if (status == kDone && run.length > 0) status = copy(address + run.offset, bytes, run.length);
     bytes += run.length;
   }
   // The driver may return before the last bytes reach the device, where a NIC may read them.
-  if (status == kSuccess) status = driver().synchronize();
-  if (status == kSuccess) return;
-  throw Failure("KV_MEMORY_INVALID", std::string(what) + " failed: " + error_text(status),
+  if (status == kDone) status = driver().synchronize();
+  if (status == kDone) return;
+  throw Failure("KV_MEMORY_INVALID", string(what) + " failed: " + error_text(status),
                 "an error of another kernel or copy of this process may be reported here; nvidia-smi and dmesg show errors of the GPU");
 }
 
-void CudaMemory::gather(const std::vector<ByteRun>& runs, std::byte* bytes) const {
+void CudaMemory::gather(const vector<ByteRun>& runs, byte* bytes) const {
   const auto copy = [](DevicePointer from, void* to, size_t length) { return driver().from_device(to, from, length); };
   copy_runs(runs, bytes, copy, "the copy from the GPU");
 }
 
-void CudaMemory::scatter(const std::vector<ByteRun>& runs, const std::byte* bytes) const {
+void CudaMemory::scatter(const vector<ByteRun>& runs, const byte* bytes) const {
   copy_runs(runs, bytes, driver().to_device, "the copy to the GPU");
 }
 
@@ -182,10 +181,10 @@ int query(PointerGetAttributes get_attributes, uint64_t address, Piece& piece) {
 }  // namespace
 
 void require_device_memory(uint64_t address, uint64_t length, uint64_t device) {
-  const auto fail = [&](const std::string& why, const std::string& hint) {
+  const auto fail = [&](const string& why, const string& hint) {
     throw Failure("KV_MEMORY_INVALID",
-                  std::to_string(length) + " bytes at " + std::to_string(address) + " are not memory of CUDA device " +
-                      std::to_string(device) + ": " + why,
+                  to_string(length) + " bytes at " + to_string(address) + " are not memory of CUDA device " +
+                      to_string(device) + ": " + why,
                   hint);
   };
   void* const loaded = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_NODELETE | RTLD_LAZY);
@@ -199,15 +198,15 @@ void require_device_memory(uint64_t address, uint64_t length, uint64_t device) {
   for (uint64_t at = address; at - address < length;) {
     Piece piece;
     const int status = query(get_attributes, at, piece);
-    if (status != kSuccess) {
-      fail("the driver answered with CUDA error " + std::to_string(status), "call cuInit before the memory is registered");
+    if (status != kDone) {
+      fail("the driver answered with CUDA error " + to_string(status), "call cuInit before the memory is registered");
     }
     if (piece.memory_type != kDeviceMemory || piece.start > at || piece.start + piece.length <= at) {
-      const std::string from = at == address ? "the address" : "the memory after byte " + std::to_string(at - address);
+      const string from = at == address ? "the address" : "the memory after byte " + to_string(at - address);
       fail(from + " is not device memory, says the driver", "pass the address and length of an allocation that has not been freed");
     }
     if (piece.device < 0 || static_cast<uint64_t>(piece.device) != device) {
-      fail("it is memory of device " + std::to_string(piece.device),
+      fail("it is memory of device " + to_string(piece.device),
            "number devices as this process sees them, from 0 on; CUDA_VISIBLE_DEVICES applies");
     }
     at = piece.start + piece.length;

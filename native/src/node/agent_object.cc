@@ -2,7 +2,6 @@
 
 #include <tuple>
 #include <type_traits>
-#include <utility>
 
 #include "node/js_values.h"
 
@@ -11,7 +10,7 @@ namespace kv::nixl {
 namespace {
 
 // An array of the answer's value, or undefined if an event will answer. Throws its failure.
-Napi::Value result_to_js(Napi::Env env, const std::optional<Event>& event) {
+Napi::Value result_to_js(Napi::Env env, const optional<Event>& event) {
   if (!event) return env.Undefined();
   if (event->failure) throw *event->failure;
   return array_of(env, to_js(env, event->value));
@@ -33,7 +32,7 @@ Napi::Value invoke(AgentThread& thread, Result (AgentThread::*method)(Arguments.
   }
 }
 
-constexpr std::pair<const char*, std::atomic<uint64_t> Counters::*> kCounters[] = {
+constexpr std::pair<const char*, atomic<uint64_t> Counters::*> kCounters[] = {
     {"transfersPosted", &Counters::transfers_posted},
     {"transfersDone", &Counters::transfers_done},
     {"transfersFailed", &Counters::transfers_failed},
@@ -124,14 +123,14 @@ void AgentObject::stop() {
 Napi::Value AgentObject::prepare(const Napi::CallbackInfo& info) {
   return with_js_errors(info.Env(), [&] {
     uint64_t ticket = 0;
-    std::optional<PeerName> remote;
-    auto type = capi::MemoryType::dram;
+    optional<PeerName> remote;
+    auto type = MemoryType::dram;
     read(info[0], ticket);
     read(info[1], remote);
     const auto rows = float64_array(info[3], "KV_LIST_INVALID", "rows");
     read(info[2], type);
     const auto table = info[4].ToBoolean() ? DescriptorTable::view_of : DescriptorTable::copy_of;
-    auto name = remote ? std::optional(std::move(remote->text)) : std::nullopt;
+    auto name = remote ? optional(std::move(remote->text)) : nullopt;
     return result_to_js(info.Env(), thread_->prepare_list(ticket, std::move(name), type, table(rows.data(), rows.size())));
   });
 }

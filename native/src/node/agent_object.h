@@ -35,8 +35,8 @@ class AgentObject : public Napi::ObjectWrap<AgentObject> {
   void stop();
 
   napi_env env_;
-  std::shared_ptr<JsEventQueue> events_;
-  std::shared_ptr<AgentThread> thread_;
+  shared_ptr<JsEventQueue> events_;
+  shared_ptr<AgentThread> thread_;
 };
 
 }  // namespace kv::nixl

@@ -1,7 +1,5 @@
 #include "transfer/transfer.h"
 
-#include <utility>
-
 #include "agent/nixl_agent.h"
 #include "libfabric/bounded_calls.h"
 #include "node/js_event_queue.h"
@@ -15,7 +13,7 @@ constexpr size_t kMaxInFlight = 32;
 
 }  // namespace
 
-Transfer::Transfer(NixlAgent& agent, EventSender& events, std::shared_ptr<TransferRequest> request)
+Transfer::Transfer(NixlAgent& agent, EventSender& events, shared_ptr<TransferRequest> request)
     : agent_(agent),
       events_(events),
       request_(std::move(request)),
@@ -51,7 +49,7 @@ bool Transfer::advance(bool may_post) {
 bool Transfer::poll_requests() {
   const size_t before = requests_.count();
   requests_.poll([this] { return agent_.safeguards().quarantine_over(request_->moves->peer()); },
-                 [this](capi::Request request, capi::Status status) { request_ended(request, status, " failed on the way: "); });
+                 [this](Request request, Status status) { request_ended(request, status, " failed on the way: "); });
   requests_.release_ended();
   return requests_.count() != before;
 }
@@ -72,7 +70,7 @@ void Transfer::post_slice() {
     }
     if (agent_.safeguards().is_dead(request_->moves->peer())) throw peer_gone();
     const auto [request, status, unanswered] = poster_.post_next();
-    if (status == capi::kInProgress) requests_.add_in_flight(request);
+    if (status == kInProgress) requests_.add_in_flight(request);
     else request_ended(request, status, " failed: ", unanswered);
   } catch (const Failure& failure) {
     fail(failure);
@@ -86,17 +84,17 @@ void Transfer::post_slice() {
 
 // The peer must not reuse memory until a WRITE has landed, even after an abort.
 bool Transfer::must_confirm_landing() const {
-  return poster_.begun() && request_->moves->remote->probe && request_->moves->operation == capi::Operation::write;
+  return poster_.begun() && request_->moves->remote->probe && request_->moves->operation == Operation::write;
 }
 
 void Transfer::post_landing_probe() {
   if (request_->moves->remote->dropped || agent_.safeguards().is_dead(request_->moves->peer())) return fail(peer_gone());
   requests_.make_room();
-  const capi::Request request = agent_.safeguards().make_probe(*request_->moves->remote);
+  const Request request = agent_.safeguards().make_probe(*request_->moves->remote);
   const BoundedCalls bounded(agent_.safeguards().watch_of(request_->moves->peer()));
-  const capi::Status status =
+  const Status status =
       request == nullptr ? capi::kBackendError : capi::post_xfer_req(agent_.handle(), request, nullptr);
-  if (status == capi::kInProgress) return requests_.add_in_flight(request);
+  if (status == kInProgress) return requests_.add_in_flight(request);
   request_ended(request, status, " was posted, but whether it landed is unknown: ", bounded.gave_up());
   requests_.release_ended();
 }
@@ -104,8 +102,8 @@ void Transfer::post_landing_probe() {
 // Takes over an ended request; null if it could not be made. `problem` joins transfer and status in
 // the message. `unanswered`: the live peer let no connection be made, so the failure is no other
 // peer's, and nothing is under way.
-void Transfer::request_ended(capi::Request request, capi::Status status, const char* problem, bool unanswered) {
-  if (status == capi::kSuccess) {
+void Transfer::request_ended(Request request, Status status, const char* problem, bool unanswered) {
+  if (status == kSuccess) {
     failure_.request_succeeded();
     return return_request(request);
   }
@@ -143,17 +141,17 @@ void Transfer::resolve_failure() {
 }
 
 void Transfer::release_kept_requests() {
-  for (const capi::Request request : failure_.clear()) discard_request(request);
+  for (const Request request : failure_.clear()) discard_request(request);
 }
 
 // A prepared transfer keeps a successful request for its next post.
-void Transfer::return_request(capi::Request request) {
+void Transfer::return_request(Request request) {
   const bool is_probe = state_ == State::confirming_landing || state_ == State::resolving_failure;
   if (agent_.captures_telemetry() && !is_probe) poster_.add_telemetry(request);
   if (request_->prepared == nullptr || !request_->prepared->give_back(request)) requests_.add_ended(request);
 }
 
-void Transfer::discard_request(capi::Request request) {
+void Transfer::discard_request(Request request) {
   if (request_->prepared != nullptr) request_->prepared->forget(request);
   requests_.add_ended(request);
 }
