@@ -156,10 +156,12 @@ optional<Event> AgentThread::notify(uint64_t ticket, PeerName remote, Payload pa
   });
 }
 
-optional<Event> AgentThread::prepare_list(uint64_t ticket, optional<string> remote, MemoryType type, DescriptorTable table) {
-  const bool brief = type == MemoryType::dram && table.count() <= kBriefRows * kRowNumbers;
+optional<Event> AgentThread::prepare_list(uint64_t ticket, optional<PeerName> remote, MemoryType type, std::span<const double> rows, bool keeps) {
+  const bool brief = type == MemoryType::dram && rows.size() <= kBriefRows * kRowNumbers;
+  DescriptorTable table = (keeps ? DescriptorTable::view_of : DescriptorTable::copy_of)(rows.data(), rows.size());
   return run_here(ticket, Call::prepare, brief, [this, ticket, remote = std::move(remote), type, table = std::move(table)](NixlAgent& agent) {
-    const auto list = agent.prepare(remote, type, table, commands_.stopping());
+    const auto name = remote ? optional(remote->text) : nullopt;
+    const auto list = agent.prepare(name, type, table, commands_.stopping());
     try {
       lists_.add(ticket, list);
     } catch (...) {

@@ -81,18 +81,12 @@ void AgentThread::main(uint64_t ticket) {
 
 bool AgentThread::create_agent(uint64_t ticket) {
   const auto reading = reading_environment();
-  optional<Failure> failure;
-  try {
+  const auto failure = failure_of([&] {
     agent_ = std::make_unique<NixlAgent>(config_, counters_);
     events_.send(Event::settled(ticket));
-    return true;
-  } catch (const Failure& refused) {
-    failure = refused;
-  } catch (const std::exception& error) {
-    failure.emplace("KV_INTERNAL", error.what());
-  }
-  events_.send(Event::failed(Event::Kind::settled, ticket, *failure));
-  return false;
+  });
+  if (failure) events_.send(Event::failed(Event::Kind::settled, ticket, *failure));
+  return !failure;
 }
 
 void AgentThread::serve() {
@@ -131,14 +125,10 @@ void AgentThread::report_broken(const string& why) {
 
 Event AgentThread::attempt(uint64_t ticket, const Work& work) {
   Event event = Event::settled(ticket);
-  try {
+  event.failure = failure_of([&] {
     if (agent_ == nullptr) throw closed();
     event.value = work(*agent_);
-  } catch (const Failure& failure) {
-    event.failure = failure;
-  } catch (const std::exception& error) {
-    event.failure = Failure("KV_INTERNAL", string("native exception: ") + error.what());
-  }
+  });
   return event;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <span>
 
 #include "agent/agent_turn.h"
 #include "agent/command_queue.h"
@@ -72,8 +73,8 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
   // Adds a peer once its process has answered.
   optional<Event> add_remote(uint64_t ticket, Metadata metadata);
   void remove_remote(uint64_t ticket, PeerName name);
-  // `list(ticket)` returns the list from then on.
-  optional<Event> prepare_list(uint64_t ticket, optional<string> remote, MemoryType type, DescriptorTable table);
+  // `list(ticket)` returns the list from then on. With `keeps`, JavaScript keeps the rows until then.
+  optional<Event> prepare_list(uint64_t ticket, optional<PeerName> remote, MemoryType type, std::span<const double> rows, bool keeps);
   // Hides the list at once, and releases it after the last transfer that uses it.
   void close_list(uint64_t ticket, uint64_t id) { close_later(lists_, ticket, id); }
   // Null if it is not prepared, or closed.

@@ -20,6 +20,19 @@ struct Failure : std::exception {
   const char* what() const noexcept override { return message.c_str(); }
 };
 
+// Runs the work, and returns what it throws. Allocates nothing for std::bad_alloc.
+template <typename Work>
+optional<Failure> failure_of(Work work) {
+  try {
+    work();
+    return nullopt;
+  } catch (const Failure& failure) {
+    return failure;
+  } catch (const std::exception& error) {
+    return Failure("KV_INTERNAL", error.what());
+  }
+}
+
 // The C API merges causes: -2 is a dead peer as well as a refused call.
 inline const char* describe(Status status) {
   switch (status) {

@@ -26,11 +26,9 @@ class AllocatedMemory {
   // Registrations and copies under way. The owner must keep the memory meanwhile.
   atomic<uint32_t> pins{0};
 
-  // Copies all runs, in order, into consecutive bytes. Throws KV_MEMORY_INVALID.
-  virtual void gather(const vector<ByteRun>& runs, byte* bytes) const = 0;
-  // Copies consecutive bytes into all runs, and returns when they are in place. Throws
-  // KV_MEMORY_INVALID.
-  virtual void scatter(const vector<ByteRun>& runs, const byte* bytes) const = 0;
+  // Copies all runs, in order, into consecutive bytes, or these into the runs. Returns when the
+  // bytes are in place. Throws KV_MEMORY_INVALID.
+  virtual void copy(bool gathers, const vector<ByteRun>& runs, byte* bytes) const = 0;
   // Calls `ready`, which must not throw, once transfers may use the memory, perhaps on another
   // thread.
   virtual void when_touched(std::function<void()> ready) { ready(); }

@@ -23,19 +23,25 @@ constexpr unsigned int kDeviceMemory = 2;
 
 using DevicePointer = unsigned long long;
 
+// Members of Driver: name, function of libcuda, parameters.
+#define KV_NIXL_CUDA_FUNCTIONS(FUNCTION)                                                \
+  FUNCTION(init, "cuInit", unsigned int flags)                                          \
+  FUNCTION(device_get, "cuDeviceGet", int* device, int ordinal)                         \
+  FUNCTION(device_count, "cuDeviceGetCount", int* count)                                \
+  FUNCTION(retain, "cuDevicePrimaryCtxRetain", void** context, int device)              \
+  FUNCTION(push, "cuCtxPushCurrent_v2", void* context)                                  \
+  FUNCTION(pop, "cuCtxPopCurrent_v2", void** context)                                   \
+  FUNCTION(synchronize, "cuCtxSynchronize")                                             \
+  FUNCTION(allocate, "cuMemAlloc_v2", DevicePointer* pointer, size_t length)            \
+  FUNCTION(free, "cuMemFree_v2", DevicePointer)                                         \
+  FUNCTION(set, "cuMemsetD8_v2", DevicePointer, unsigned char value, size_t length)     \
+  FUNCTION(to_device, "cuMemcpyHtoD_v2", DevicePointer to, const void* from, size_t length) \
+  FUNCTION(from_device, "cuMemcpyDtoH_v2", void* to, DevicePointer from, size_t length)
+
 struct Driver {
-  int (*init)(unsigned int flags) = nullptr;
-  int (*device_get)(int* device, int ordinal) = nullptr;
-  int (*device_count)(int* count) = nullptr;
-  int (*retain)(void** context, int device) = nullptr;
-  int (*push)(void* context) = nullptr;
-  int (*pop)(void** context) = nullptr;
-  int (*synchronize)() = nullptr;
-  int (*allocate)(DevicePointer* pointer, size_t length) = nullptr;
-  int (*free)(DevicePointer pointer) = nullptr;
-  int (*set)(DevicePointer pointer, unsigned char value, size_t length) = nullptr;
-  int (*to_device)(DevicePointer to, const void* from, size_t length) = nullptr;
-  int (*from_device)(void* to, DevicePointer from, size_t length) = nullptr;
+#define KV_NIXL_CUDA_MEMBER(name, symbol, ...) int (*name)(__VA_ARGS__) = nullptr;
+  KV_NIXL_CUDA_FUNCTIONS(KV_NIXL_CUDA_MEMBER)
+#undef KV_NIXL_CUDA_MEMBER
 };
 
 // The driver stays loaded: its threads and memory outlive ours.
@@ -53,18 +59,9 @@ Driver load_driver() {
                     "install a driver of CUDA 11 or newer");
     }
   };
-  bind(driver.init, "cuInit");
-  bind(driver.device_get, "cuDeviceGet");
-  bind(driver.device_count, "cuDeviceGetCount");
-  bind(driver.retain, "cuDevicePrimaryCtxRetain");
-  bind(driver.push, "cuCtxPushCurrent_v2");
-  bind(driver.pop, "cuCtxPopCurrent_v2");
-  bind(driver.synchronize, "cuCtxSynchronize");
-  bind(driver.allocate, "cuMemAlloc_v2");
-  bind(driver.free, "cuMemFree_v2");
-  bind(driver.set, "cuMemsetD8_v2");
-  bind(driver.to_device, "cuMemcpyHtoD_v2");
-  bind(driver.from_device, "cuMemcpyDtoH_v2");
+#define KV_NIXL_CUDA_BIND(name, symbol, ...) bind(driver.name, symbol);
+  KV_NIXL_CUDA_FUNCTIONS(KV_NIXL_CUDA_BIND)
+#undef KV_NIXL_CUDA_BIND
   return driver;
 }
 
@@ -136,28 +133,21 @@ CudaMemory::~CudaMemory() {
   if (current.status == kDone) driver().free(address);
 }
 
-template <typename Copy, typename Byte>
-void CudaMemory::copy_runs(const vector<ByteRun>& runs, Byte* bytes, Copy copy, const char* what) const {
+void CudaMemory::copy(bool gathers, const vector<ByteRun>& runs, byte* bytes) const {
   const CurrentContext current(context_);
   int status = current.status;
-  for (const ByteRun& run : runs) {
-    if (status == kDone && run.length > 0) status = copy(address + run.offset, bytes, run.length);
-    bytes += run.length;
+  for (const auto& [offset, length] : runs) {
+    const DevicePointer own = address + offset;
+    if (status == kDone && length > 0) {
+      status = gathers ? driver().from_device(bytes, own, length) : driver().to_device(own, bytes, length);
+    }
+    bytes += length;
   }
   // The driver may return before the last bytes reach the device, where a NIC may read them.
   if (status == kDone) status = driver().synchronize();
   if (status == kDone) return;
-  throw Failure("KV_MEMORY_INVALID", string(what) + " failed: " + error_text(status),
+  throw Failure("KV_MEMORY_INVALID", string("the copy ") + (gathers ? "from" : "to") + " the GPU failed: " + error_text(status),
                 "an error of another kernel or copy of this process may be reported here; nvidia-smi and dmesg show errors of the GPU");
-}
-
-void CudaMemory::gather(const vector<ByteRun>& runs, byte* bytes) const {
-  const auto copy = [](DevicePointer from, void* to, size_t length) { return driver().from_device(to, from, length); };
-  copy_runs(runs, bytes, copy, "the copy from the GPU");
-}
-
-void CudaMemory::scatter(const vector<ByteRun>& runs, const byte* bytes) const {
-  copy_runs(runs, bytes, driver().to_device, "the copy to the GPU");
 }
 
 namespace {

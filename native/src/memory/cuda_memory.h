@@ -13,13 +13,10 @@ class CudaMemory : public AllocatedMemory {
   static shared_ptr<CudaMemory> create(uint64_t length, int device);
   ~CudaMemory() override;
 
-  void gather(const vector<ByteRun>& runs, byte* bytes) const override;
-  void scatter(const vector<ByteRun>& runs, const byte* bytes) const override;
+  void copy(bool gathers, const vector<ByteRun>& runs, byte* bytes) const override;
 
  private:
   CudaMemory(uint64_t address, uint64_t length, void* context) : AllocatedMemory(address, length), context_(context) {}
-  template <typename Copy, typename Byte>
-  void copy_runs(const vector<ByteRun>& runs, Byte* bytes, Copy copy, const char* what) const;
 
   void* context_;
 };

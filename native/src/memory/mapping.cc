@@ -69,17 +69,11 @@ shared_ptr<Mapping> Mapping::create(size_t length, bool populate) {
 
 Mapping::~Mapping() { munmap(data(), length); }
 
-void Mapping::gather(const vector<ByteRun>& runs, byte* bytes) const {
-  for (const ByteRun& run : runs) {
-    if (run.length > 0) memcpy(bytes, data() + run.offset, run.length);
-    bytes += run.length;
-  }
-}
-
-void Mapping::scatter(const vector<ByteRun>& runs, const byte* bytes) const {
-  for (const ByteRun& run : runs) {
-    if (run.length > 0) memcpy(data() + run.offset, bytes, run.length);
-    bytes += run.length;
+void Mapping::copy(bool gathers, const vector<ByteRun>& runs, byte* bytes) const {
+  for (const auto& [offset, length] : runs) {
+    byte* const own = data() + offset;
+    if (length > 0) memcpy(gathers ? bytes : own, gathers ? own : bytes, length);
+    bytes += length;
   }
 }
 

@@ -14,8 +14,7 @@ class Mapping : public AllocatedMemory {
   ~Mapping() override;
 
   byte* data() const { return reinterpret_cast<byte*>(address); }
-  void gather(const vector<ByteRun>& runs, byte* bytes) const override;
-  void scatter(const vector<ByteRun>& runs, const byte* bytes) const override;
+  void copy(bool gathers, const vector<ByteRun>& runs, byte* bytes) const override;
   void when_touched(std::function<void()> ready) override;
 
   // Frees the memory but keeps its addresses, which then read as zeros.

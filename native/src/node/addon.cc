@@ -20,13 +20,7 @@ Napi::Value prepare(const Napi::CallbackInfo& info) {
   Variables variables;
   read(info[0], variables);
   const auto set = prepare_environment(variables);
-  if (!set) return info.Env().Undefined();
-  const auto answer = Napi::Array::New(info.Env(), set->size());
-  for (uint32_t index = 0; index < set->size(); ++index) {
-    const auto& [name, value] = set->at(index);
-    answer.Set(index, array_of(info.Env(), name, value));
-  }
-  return answer;
+  return set ? array_of_each(info.Env(), *set) : info.Env().Undefined();
 }
 
 // `repairs(): [name, state, why][]`

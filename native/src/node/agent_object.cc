@@ -62,7 +62,7 @@ Napi::Function AgentObject::define(Napi::Env env) {
                          InstanceMethod<&AgentObject::call<&AgentThread::local_metadata>>("localMetadata"),
                          InstanceMethod<&AgentObject::call<&AgentThread::add_remote>>("addRemote"),
                          InstanceMethod<&AgentObject::call<&AgentThread::remove_remote>>("removeRemote"),
-                         InstanceMethod<&AgentObject::prepare>("prepare"),
+                         InstanceMethod<&AgentObject::call<&AgentThread::prepare_list>>("prepare"),
                          InstanceMethod<&AgentObject::call<&AgentThread::close_list>>("closeList"),
                          InstanceMethod<&AgentObject::call<&AgentThread::notify>>("notify"),
                          InstanceMethod<&AgentObject::transfer>("transfer"),
@@ -117,22 +117,6 @@ void AgentObject::detach_from_environment() {
 void AgentObject::stop() {
   if (events_ != nullptr) std::exchange(events_, nullptr)->close();
   if (thread_ != nullptr) thread_->stop();
-}
-
-// `(ticket, remote | undefined, memoryType, rows, keepsRows)`
-Napi::Value AgentObject::prepare(const Napi::CallbackInfo& info) {
-  return with_js_errors(info.Env(), [&] {
-    uint64_t ticket = 0;
-    optional<PeerName> remote;
-    auto type = MemoryType::dram;
-    read(info[0], ticket);
-    read(info[1], remote);
-    const auto rows = float64_array(info[3], "KV_LIST_INVALID", "rows");
-    read(info[2], type);
-    const auto table = info[4].ToBoolean() ? DescriptorTable::view_of : DescriptorTable::copy_of;
-    auto name = remote ? optional(std::move(remote->text)) : nullopt;
-    return result_to_js(info.Env(), thread_->prepare_list(ticket, std::move(name), type, table(rows.data(), rows.size())));
-  });
 }
 
 // `(ticket, moves | preparedTransfer, askedMs, abortable, notification | undefined)`: its outcome

@@ -20,7 +20,6 @@ class AgentObject : public Napi::ObjectWrap<AgentObject> {
   template <auto kMethod>
   Napi::Value call(const Napi::CallbackInfo& info);
   // Their arguments cannot be read one by one.
-  Napi::Value prepare(const Napi::CallbackInfo& info);
   Napi::Value transfer(const Napi::CallbackInfo& info);
   Napi::Value prepare_transfer(const Napi::CallbackInfo& info);
 

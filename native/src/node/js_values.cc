@@ -63,6 +63,8 @@ Numbers<double> float64_array(Napi::Value value, const char* code, const char* n
   return typed_array<double>(value, napi_float64_array, code, name, "Float64Array");
 }
 
+void read(Napi::Value value, Numbers<double>& to) { to = float64_array(value, "KV_LIST_INVALID", "rows"); }
+
 Numbers<int32_t> int32_array(Napi::Value value, const char* code, const char* name) {
   return typed_array<int32_t>(value, napi_int32_array, code, name, "Int32Array");
 }
@@ -73,16 +75,6 @@ Bytes bytes_of(Napi::Value value, const char* code, const char* name) {
 }
 
 namespace {
-
-// NIXL reads a name up to a NUL. `what` is for error messages.
-string name_of(Napi::Value value, const char* code, const char* what) {
-  if (!value.IsString()) throw Failure(code, string(what) + " is not a string");
-  string name = value.As<Napi::String>().Utf8Value();
-  if (name.empty() || name.size() > 255 || name.find('\0') != string::npos) {
-    throw Failure(code, string(what) + " must have 1 to 255 bytes and no NUL; this one has " + to_string(name.size()));
-  }
-  return name;
-}
 
 struct Members {
   Napi::Object object;
@@ -111,7 +103,15 @@ void read(Napi::Value value, MemoryType& to) {
   to = *type;
 }
 
-void read(Napi::Value value, PeerName& to) { to.text = name_of(value, "KV_AGENT_UNKNOWN_REMOTE", "the peer's name"); }
+// NIXL reads a name up to a NUL.
+void read(Napi::Value value, PeerName& to) {
+  constexpr const char* kCode = "KV_AGENT_UNKNOWN_REMOTE";
+  if (!value.IsString()) throw Failure(kCode, "the peer's name is not a string");
+  to.text = value.As<Napi::String>().Utf8Value();
+  if (to.text.empty() || to.text.size() > 255 || to.text.find('\0') != string::npos) {
+    throw Failure(kCode, "the peer's name must have 1 to 255 bytes and no NUL; this one has " + to_string(to.text.size()));
+  }
+}
 
 void read(Napi::Value value, Metadata& to) { to.bytes = bytes_of(value, "KV_AGENT_METADATA_INVALID", "agent metadata"); }
 
@@ -132,7 +132,7 @@ void read(Napi::Value value, std::pair<string, string>& to) {
 
 void read(Napi::Value value, BackendSpec& to) {
   const Members members{value.As<Napi::Object>()};
-  to.name = name_of(members.object.Get("name"), "KV_BACKEND_UNAVAILABLE", "a backend's name");
+  members.read("name", to.name);
   members.read("parameters", to.parameters);
 }
 
@@ -149,7 +149,7 @@ void read(Napi::Value value, BackendSelection& to) {
 void read(Napi::Value value, AgentConfig& to) {
   const Members members{value.As<Napi::Object>()};
   members.read("libraryPath", to.library_path);
-  to.name = name_of(members.object.Get("name"), "KV_AGENT_INVALID", "the agent's name");
+  members.read("name", to.name);
   members.read("captureTelemetry", to.capture_telemetry);
   read(value, to.selection);
 }

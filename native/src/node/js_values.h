@@ -26,6 +26,9 @@ Napi::Array array_of(Napi::Env env, const Values&... values) {
   (array.Set(index++, values), ...);
   return array;
 }
+inline Napi::Value to_js(Napi::Env env, const std::pair<string, string>& variable) {
+  return array_of(env, variable.first, variable.second);
+}
 template <typename Items>
 Napi::Array array_of_each(Napi::Env env, const Items& items) {
   const auto array = Napi::Array::New(env, items.size());
@@ -63,6 +66,8 @@ void read(Napi::Value value, uint64_t& to);
 void read(Napi::Value value, string& to);
 void read(Napi::Value value, MemoryType& to);
 void read(Napi::Value value, PeerName& to);
+// The rows of a list.
+void read(Napi::Value value, Numbers<double>& to);
 void read(Napi::Value value, Metadata& to);
 void read(Napi::Value value, Payload& to);
 void read(Napi::Value value, std::pair<string, string>& to);

@@ -119,13 +119,8 @@ class BulkCopy : public Napi::AsyncWorker {
 
  protected:
   void Execute() override {
-    try {
-      if (gathers_) pin_->memory->gather(runs_.rows, bytes_);
-      else pin_->memory->scatter(runs_.rows, bytes_);
-    } catch (const Failure& failure) {
-      failure_ = failure;
-      SetError(failure.message);
-    }
+    failure_ = failure_of([this] { pin_->memory->copy(gathers_, runs_.rows, bytes_); });
+    if (failure_) SetError(failure_->message);
   }
   void OnOK() override {
     pin_.reset();

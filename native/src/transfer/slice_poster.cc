@@ -36,17 +36,17 @@ OwnedOptions post_options(const Bytes* notification) {
 }  // namespace
 
 SlicePoster::SlicePoster(NixlAgent& agent, const TransferRequest& request)
-    : agent_(agent), request_(request), slicer_(request.moves->selection, *request.moves->local, *request.moves->remote) {}
+    : agent_(agent), request_(request), moves_(*request.moves), slicer_(moves_.selection, *moves_.local, *moves_.remote) {}
 
 void SlicePoster::restart() {
-  slicer_ = Slicer(request_.moves->selection, *request_.moves->local, *request_.moves->remote);
+  slicer_ = Slicer(moves_.selection, *moves_.local, *moves_.remote);
   begun_ = false;
   merged_ = 0;
   telemetry_.clear();
 }
 
 void SlicePoster::begin() {
-  if (prepared() == nullptr) return agent_.start_slicing(slicer_, *request_.moves);
+  if (prepared() == nullptr) return agent_.start_slicing(slicer_, moves_);
   // An earlier post released its failed requests.
   if (!prepared()->complete()) prepared()->make(agent_);
   next_prepared_ = 0;
@@ -59,8 +59,8 @@ Request SlicePoster::next_request() {
   Slice& slice = agent_.requests().scratch_slice();
   slicer_.next(slice);
   Status status = kSuccess;
-  const Request request = agent_.requests().make(*request_.moves, slice, status);
-  if (request == nullptr) throw Failure("KV_TRANSFER_FAILED", "NIXL refused to make a " + request_.moves->describe() + ": " + describe(status));
+  const Request request = agent_.requests().make(moves_, slice, status);
+  if (request == nullptr) throw Failure("KV_TRANSFER_FAILED", "NIXL refused to make a " + moves_.describe() + ": " + describe(status));
   merged_ += slice.merged;
   return request;
 }
@@ -82,12 +82,12 @@ SlicePoster::Posted SlicePoster::post_next() {
     first_post_ = start;
     making_ = start - began;
   }
-  const BoundedCalls bounded(agent_.safeguards().watch_of(request_.moves->peer()));
+  const BoundedCalls bounded(agent_.safeguards().watch_of(moves_.peer()));
   const Status posted = capi::post_xfer_req(agent_.handle(), request, options.get());
   const auto took = Clock::now() - start;
   posting_ += took;
-  if (first && posted >= kSuccess && request_.moves->selection.bytes() >= kTellingBytes) {
-    agent_.peers().record_post(request_.moves->peer(), posted == kSuccess || took > kLongPost);
+  if (first && posted >= kSuccess && moves_.selection.bytes() >= kTellingBytes) {
+    agent_.peers().record_post(moves_.peer(), posted == kSuccess || took > kLongPost);
   }
   return {request, posted, bounded.gave_up()};
 }
@@ -107,7 +107,7 @@ void SlicePoster::add_telemetry(Request request) {
 }
 
 vector<double> SlicePoster::outcome() const {
-  const TransferSelection& selection = request_.moves->selection;
+  const TransferSelection& selection = moves_.selection;
   vector<double> numbers{static_cast<double>(selection.bytes()),
                               static_cast<double>(selection.count()),
                               static_cast<double>(merged_),

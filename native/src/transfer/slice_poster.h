@@ -44,6 +44,7 @@ class SlicePoster {
 
   NixlAgent& agent_;
   const TransferRequest& request_;
+  const Moves& moves_;
   Slicer slicer_;
   bool begun_ = false;
   bool sends_notification_ = false;

@@ -122,6 +122,10 @@ class Transfer {
   NixlAgent& agent_;
   EventSender& events_;
   const shared_ptr<TransferRequest> request_;
+  const Moves& moves_;
+  const string& peer_;
+  LibfabricSafeguards& safeguards_;
+  Counters& counters_;
   SlicePoster poster_;
   RequestTracker requests_;
   AmbiguousFailure failure_;
