@@ -8,7 +8,7 @@ using kv::nixl::AgentTurn;
 
 namespace {
 
-using Clock = AgentTurn::Clock;
+using kv::nixl::Clock;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 

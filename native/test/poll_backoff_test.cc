@@ -13,7 +13,7 @@ namespace {
 
 struct Thread {
   PollBackoff backoff;
-  PollBackoff::Clock::time_point now{seconds(1000)};
+  kv::nixl::Clock::time_point now{seconds(1000)};
   bool reachable = true;
   int agents = 1;
 

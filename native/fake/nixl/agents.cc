@@ -1,6 +1,5 @@
 #include <string.h>
 
-#include <chrono>
 #include <thread>
 
 #include "faults.h"
@@ -72,13 +71,13 @@ API(destroy_params)(Params params) try {
   return kSuccess;
 } OR_EXCEPTION
 API(params_add)(Params params, const char* key, const char* value) try {
-  params->added += " " + std::string(key) + "=" + value;
+  params->added += " " + string(key) + "=" + value;
   return kSuccess;
 } OR_EXCEPTION
 API(create_backend)(Agent agent, const char* plugin, Params params, Backend* out) try {
   ALONE(agent);
   if (!params->added.empty()) setenv("FAKE_NIXL_PARAMETERS", params->added.c_str(), 1);
-  std::this_thread::sleep_for(std::chrono::milliseconds(fault("FAKE_NIXL_STALL_BACKEND")));
+  std::this_thread::sleep_for(milliseconds(fault("FAKE_NIXL_STALL_BACKEND")));
   const auto [backend, created] = agent->backends.insert(plugin);
   if (!created) rule_broken("a backend created twice");
   *out = new BackendObject{&*backend, plugin};

@@ -17,10 +17,10 @@
 // FAKE_NIXL_VISITS to the number of calls from other threads than an agent's own.
 #pragma once
 
-#include <chrono>
 #include <cstdlib>
-#include <string>
 #include <thread>
+
+#include "library/std_names.h"
 
 namespace kv::nixl::capi {
 
@@ -34,17 +34,17 @@ inline int fault(const char* name) {
 inline bool fault_due_now(const char* name) {
   const int left = fault(name);
   if (left <= 0) return false;
-  setenv(name, std::to_string(left - 1).c_str(), 1);
+  setenv(name, to_string(left - 1).c_str(), 1);
   return left == 1;
 }
 
 // Counts down. True for the next n calls.
 inline bool fault_active(const char* name) {
   const int left = fault(name);
-  if (left > 0) setenv(name, std::to_string(left - 1).c_str(), 1);
+  if (left > 0) setenv(name, to_string(left - 1).c_str(), 1);
   return left > 0;
 }
 
-inline void stall(const char* name) { std::this_thread::sleep_for(std::chrono::milliseconds(fault(name))); }
+inline void stall(const char* name) { std::this_thread::sleep_for(milliseconds(fault(name))); }
 
 }  // namespace kv::nixl::capi

@@ -16,9 +16,9 @@ bool overlap(const Descriptor& one, const Descriptor& other) {
          other.address < one.address + one.length;
 }
 
-std::set<std::string> chosen_backends(Agent agent, MemoryType type, OptArgs options) {
-  std::set<std::string> chosen = options == nullptr || options->backends.empty() ? agent->backends : options->backends;
-  std::erase_if(chosen, [&](const std::string& backend) { return std::ranges::count(memory_types_of(backend), type) == 0; });
+std::set<string> chosen_backends(Agent agent, MemoryType type, OptArgs options) {
+  std::set<string> chosen = options == nullptr || options->backends.empty() ? agent->backends : options->backends;
+  std::erase_if(chosen, [&](const string& backend) { return std::ranges::count(memory_types_of(backend), type) == 0; });
   return chosen;
 }
 
@@ -45,7 +45,7 @@ API(register_mem)(Agent agent, RegDlist list, OptArgs options) try {
   const auto chosen = chosen_backends(agent, list->type, options);
   if (chosen.empty()) rule_broken("memory of a type that no backend registers");
   if (list->type == MemoryType::vram && fault("FAKE_NIXL_NO_CUDA") != 0) return kBackendError;
-  for (const std::string& backend : chosen) {
+  for (const string& backend : chosen) {
     Descriptors& registered = agent->by_backend[backend];
     for (const Descriptor& descriptor : list->descriptors) {
       if (std::ranges::any_of(registered, [&](const Descriptor& known) { return overlap(known, descriptor); })) rule_broken("memory registered twice");
@@ -66,7 +66,7 @@ API(deregister_mem)(Agent agent, RegDlist list, OptArgs options) try {
     }
   }
   const auto is_it = [&](const Descriptor& known) { return same(known, list->descriptors.front()); };
-  for (const std::string& backend : chosen_backends(agent, list->type, options)) {
+  for (const string& backend : chosen_backends(agent, list->type, options)) {
     if (std::erase_if(agent->by_backend[backend], is_it) != 1) rule_broken("memory deregistered from a backend that has not registered it");
   }
   const auto has_it = [&](const auto& entry) { return std::ranges::any_of(entry.second, is_it); };

@@ -1,9 +1,7 @@
 #include <arpa/inet.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <chrono>
 #include <thread>
 
 #include "faults.h"
@@ -13,33 +11,33 @@ namespace kv::nixl::capi {
 
 namespace {
 
-void put(std::string& out, const std::string& tag, const std::string& value) {
+void put(string& out, const string& tag, const string& value) {
   const uint64_t length = value.size();
-  out += tag + std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + value + "|";
+  out += tag + string(reinterpret_cast<const char*>(&length), sizeof(length)) + value + "|";
 }
 
 template <typename T>
-std::string raw(T value) {
-  return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
+string raw(T value) {
+  return string(reinterpret_cast<const char*>(&value), sizeof(value));
 }
 
-std::string take(const std::string& in, size_t& at, const std::string& tag) {
+string take(const string& in, size_t& at, const string& tag) {
   uint64_t length = 0;
   memcpy(&length, in.data() + at + tag.size(), sizeof(length));
   at += tag.size() + sizeof(length);
-  const std::string value = in.substr(at, length);
+  const string value = in.substr(at, length);
   at += length + 1;
   return value;
 }
 
-uint64_t number(const std::string& value) {
+uint64_t number(const string& value) {
   uint64_t number = 0;
   memcpy(&number, value.data(), sizeof(number));
   return number;
 }
 
 // The connection data of a LIBFABRIC backend.
-std::string endpoint(int port) {
+string endpoint(int port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
@@ -48,24 +46,24 @@ std::string endpoint(int port) {
 }
 
 // UCX appends a key: one domain of 0 bytes, host memory, unknown device.
-std::string packed(const Descriptor& memory, bool ucx) {
-  std::string out = raw<uint64_t>(memory.address) + raw<uint64_t>(memory.length) + raw<uint64_t>(memory.device);
-  if (ucx) out += raw<uint64_t>(1) + std::string("\0\0\xff", 3);
+string packed(const Descriptor& memory, bool ucx) {
+  string out = raw<uint64_t>(memory.address) + raw<uint64_t>(memory.length) + raw<uint64_t>(memory.device);
+  if (ucx) out += raw<uint64_t>(1) + string("\0\0\xff", 3);
   return out;
 }
 
 // NIXL drops a peer whose metadata fails to load, even if prepared lists point to it.
-void drop(Agent agent, const std::string& remote) {
+void drop(Agent agent, const string& remote) {
   agent->remotes.erase(remote);
   for (const PreparedDlist list : agent->lists) list->dropped = list->dropped || list->remote == remote;
 }
 
 Status serialize(Agent agent, bool connections, const Descriptors& descriptors, void** data, size_t* length) {
-  std::string out = "nixlSerDes|";
+  string out = "nixlSerDes|";
   put(out, "Agent", agent->name);
   put(out, "Conns", raw<uint64_t>(connections ? 1 : 0));
   const int port = fault("FAKE_NIXL_ENDPOINT");
-  const std::string backend = port > 0 ? "LIBFABRIC" : "UCX";
+  const string backend = port > 0 ? "LIBFABRIC" : "UCX";
   if (connections) {
     put(out, "t", backend);
     put(out, "c", port > 0 ? endpoint(port) : raw(agent));
@@ -92,7 +90,7 @@ Status serialize(Agent agent, bool connections, const Descriptors& descriptors, 
 extern "C" {
 API(get_local_md)(Agent agent, void** data, size_t* length) try {
   LOCKED;
-  std::this_thread::sleep_for(std::chrono::milliseconds(fault("FAKE_NIXL_STALL_METADATA")));
+  std::this_thread::sleep_for(milliseconds(fault("FAKE_NIXL_STALL_METADATA")));
   ALONE(agent);
   return serialize(agent, true, agent->memory, data, length);
 } OR_EXCEPTION
@@ -105,9 +103,9 @@ API(get_local_partial_md)(Agent agent, RegDlist list, void** data, size_t* lengt
 API(load_remote_md)(Agent agent, const void* data, size_t length, char** name) try {
   ALONE(agent);
   LOCKED;
-  const std::string in(static_cast<const char*>(data), length);
+  const string in(static_cast<const char*>(data), length);
   size_t at = strlen("nixlSerDes|");
-  const std::string remote = take(in, at, "Agent");
+  const string remote = take(in, at, "Agent");
   if (fault_active("FAKE_NIXL_STRAY_ERRORS")) {
     drop(agent, remote);
     return kBackendError;
@@ -123,7 +121,7 @@ API(load_remote_md)(Agent agent, const void* data, size_t length, char** name) t
     MemoryType type{};
     memcpy(&type, take(in, at, "t").data(), sizeof(type));
     for (auto count = number(take(in, at, "n")); count > 0; --count) {
-      const std::string entry = take(in, at, "");
+      const string entry = take(in, at, "");
       Descriptor descriptor{0, 0, 0, type};
       memcpy(&descriptor, entry.data(), offsetof(Descriptor, type));
       memory.push_back(descriptor);

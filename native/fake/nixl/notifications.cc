@@ -11,7 +11,7 @@ API(gen_notif)(Agent agent, const char* name, const void* data, size_t length, O
   stall("FAKE_NIXL_STALL_CALLS");
   LOCKED;
   if (data == nullptr) rule_broken("a notification at a null pointer");
-  return deliver(name, agent->name, std::string(static_cast<const char*>(data), length));
+  return deliver(name, agent->name, string(static_cast<const char*>(data), length));
 } OR_EXCEPTION
 API(get_notifs)(Agent agent, NotifMap map, OptArgs) try {
   ALONE(agent);
@@ -46,7 +46,7 @@ API(notif_map_get_notifs_size)(NotifMap map, const char* name, size_t* out) try 
   return kSuccess;
 } OR_EXCEPTION
 API(notif_map_get_notif)(NotifMap map, const char* name, size_t index, const void** data, size_t* length) try {
-  const std::string& message = map->notifications.at(name).at(index);
+  const string& message = map->notifications.at(name).at(index);
   *data = message.data();
   *length = message.size();
   return kSuccess;

@@ -85,7 +85,7 @@ API(post_xfer_req)(Agent agent, Request request, OptArgs options) try {
 API(query_xfer_backend)(Agent agent, Request, Backend* out) try {
   ALONE(agent);
   LOCKED;
-  const std::string& backend = *agent->backends.rbegin();
+  const string& backend = *agent->backends.rbegin();
   *out = new BackendObject{&backend, backend};
   return kSuccess;
 } OR_EXCEPTION

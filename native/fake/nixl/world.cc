@@ -9,7 +9,7 @@
 namespace kv::nixl::capi {
 
 std::recursive_mutex world_mutex;
-std::map<std::string, Agent> world;
+std::map<string, Agent> world;
 
 void rule_broken(const char* rule) {
   fprintf(stderr, "fake NIXL: %s\n", rule);
@@ -20,7 +20,7 @@ Call::Call(Agent agent) : agent_(agent) {
   if (agent->in_call.exchange(true)) rule_broken("two calls of one agent at once");
   if (agent->thread == std::this_thread::get_id()) return;
   if (agent->backends.contains("LIBFABRIC")) rule_broken("a call of LIBFABRIC from another thread than the agent's");
-  setenv("FAKE_NIXL_VISITS", std::to_string(fault("FAKE_NIXL_VISITS") + 1).c_str(), 1);
+  setenv("FAKE_NIXL_VISITS", to_string(fault("FAKE_NIXL_VISITS") + 1).c_str(), 1);
 }
 
 Call::~Call() { agent_->in_call = false; }
@@ -33,11 +33,11 @@ bool is_within(const Descriptors& memory, const Descriptor& wanted) {
   return false;
 }
 
-std::vector<MemoryType> memory_types_of(const std::string& backend) {
-  return backend == "UCX" ? std::vector{MemoryType::dram, MemoryType::vram} : std::vector{MemoryType::dram};
+vector<MemoryType> memory_types_of(const string& backend) {
+  return backend == "UCX" ? vector{MemoryType::dram, MemoryType::vram} : vector{MemoryType::dram};
 }
 
-Status deliver(const std::string& to, const std::string& from, const std::string& message) {
+Status deliver(const string& to, const string& from, const string& message) {
   if (fault("FAKE_NIXL_FAIL_NOTIFICATION") != 0) return kBackendError;
   const auto agent = world.find(to);
   if (agent == world.end()) return kBackendError;

@@ -2,23 +2,17 @@
 // calls abort() where the addon breaks a rule of NIXL.
 #pragma once
 
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <map>
-#include <mutex>
 #include <set>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "library/nixl_capi.h"
+#include "library/std_names.h"
 
 // As in NIXL, no exception leaves a call: the caller may have another unwinder.
 #define OR_EXCEPTION catch (...) { return kException; }
 #define API(name) __attribute__((visibility("default"))) Status nixl_capi_##name
-#define LOCKED const std::lock_guard lock(world_mutex)
+#define LOCKED const lock_guard lock(world_mutex)
 #define ALONE(agent) const Call call(agent)
 
 namespace kv::nixl::capi {
@@ -29,27 +23,27 @@ struct Descriptor {
   uint64_t device;
   MemoryType type;
 };
-using Descriptors = std::vector<Descriptor>;
-using Notifications = std::map<std::string, std::vector<std::string>>;
+using Descriptors = vector<Descriptor>;
+using Notifications = std::map<string, vector<string>>;
 
 struct ParamsObject {
   // `key=value`, each after a space.
-  std::string added;
+  string added;
 };
 struct MemListObject {
-  std::vector<MemoryType> types;
+  vector<MemoryType> types;
 };
 struct BackendObject {
   // All handles of one backend share this, as in NIXL.
-  const std::string* backend;
-  std::string name;
+  const string* backend;
+  string name;
 };
 struct StringListObject {
-  std::vector<std::string> names{"UCX", "LIBFABRIC"};
+  vector<string> names{"UCX", "LIBFABRIC"};
 };
 struct OptArgsObject {
-  std::set<std::string> backends;
-  std::string message;
+  std::set<string> backends;
+  string message;
   bool notifies = false;
 };
 struct XferDlistObject {
@@ -59,36 +53,36 @@ struct XferDlistObject {
 struct RegDlistObject {
   MemoryType type;
   Descriptors descriptors;
-  std::vector<std::string> keys;
+  vector<string> keys;
 };
 struct PreparedDlistObject {
   Descriptors descriptors;
-  std::string remote;
+  string remote;
   bool dropped = false;  // its peer was dropped: only a release is allowed
 };
 struct NotifMapObject {
   Notifications notifications;
 };
 struct AgentObject {
-  std::string name;
+  string name;
   bool captures_telemetry = false;
   std::thread::id thread = std::this_thread::get_id();
-  std::atomic<bool> in_call = false;
-  std::set<std::string> backends;
+  atomic<bool> in_call = false;
+  std::set<string> backends;
   // Registered memory, by backend and all together.
-  std::map<std::string, Descriptors> by_backend;
+  std::map<string, Descriptors> by_backend;
   Descriptors memory;
-  std::map<std::string, Descriptors> remotes;
+  std::map<string, Descriptors> remotes;
   std::set<PreparedDlistObject*> lists;
   int requests = 0;
   // Copies that count as done but are not performed yet, by peer.
-  std::map<std::string, std::vector<std::pair<Descriptor, Descriptor>>> late_copies;
+  std::map<string, vector<std::pair<Descriptor, Descriptor>>> late_copies;
   Notifications notifications;
 };
 struct RequestObject {
-  std::vector<std::pair<Descriptor, Descriptor>> copies;  // from, to
-  std::string remote;
-  std::string message;
+  vector<std::pair<Descriptor, Descriptor>> copies;  // from, to
+  string remote;
+  string message;
   bool notifies = false;
   bool writes = false;
   int polls = 0;
@@ -98,7 +92,7 @@ struct RequestObject {
 };
 
 extern std::recursive_mutex world_mutex;
-extern std::map<std::string, Agent> world;
+extern std::map<string, Agent> world;
 
 [[noreturn]] void rule_broken(const char* rule);
 // Spans a call. Aborts if two overlap, and counts calls from other threads than the agent's.
@@ -114,9 +108,9 @@ class Call {
 };
 bool is_within(const Descriptors& memory, const Descriptor& wanted);
 // LIBFABRIC has no GPU memory here.
-std::vector<MemoryType> memory_types_of(const std::string& backend);
+vector<MemoryType> memory_types_of(const string& backend);
 
-Status deliver(const std::string& to, const std::string& from, const std::string& message);
+Status deliver(const string& to, const string& from, const string& message);
 // Performs late copies of the peer, then the request's. Fails if a fault says so.
 Status complete(Agent agent, Request request);
 // Fails with another peer's error. Its copies land before the next READ from its own peer.

@@ -1,4 +1,3 @@
-#include <utility>
 
 #include "agent/agent_thread.h"
 #include "library/environment.h"
@@ -7,16 +6,13 @@ namespace kv::nixl {
 
 namespace {
 
-using std::chrono::microseconds;
-using std::chrono::milliseconds;
-
 // Limits of what the JavaScript thread does itself: posting 64 KiB of resident memory takes about
 // 20 us.
 constexpr size_t kBriefBytes = 65'536;
 constexpr uint64_t kBriefDescriptors = 16;
 constexpr size_t kBriefRows = 64;
 // 100 years stand for an endless wait.
-constexpr auto kLongestClose = std::chrono::hours(24 * 365 * 100);
+constexpr auto kLongestClose = hours(24 * 365 * 100);
 // Bytes of metadata with a few registrations.
 constexpr size_t kBriefMetadata = 8192;
 // The agent's thread is woken from a sleep longer than this when there is work.
@@ -28,7 +24,7 @@ constexpr auto kRestOfHandshake = microseconds(200);
 // Whether a post takes microseconds. Other kinds of memory may wait for a device or a store.
 bool is_brief(const TransferRequest& request) {
   const auto& [operation, local, remote, selection] = *request.moves;
-  return local->type == capi::MemoryType::dram && remote->type == capi::MemoryType::dram && selection.bytes() <= kBriefBytes &&
+  return local->type == MemoryType::dram && remote->type == MemoryType::dram && selection.bytes() <= kBriefBytes &&
          selection.count() <= kBriefDescriptors && (!request.notification || request.notification->size() <= kBriefBytes);
 }
 
@@ -68,7 +64,7 @@ void AgentThread::run(uint64_t ticket, Work work) {
 }
 
 // Runs `work` at once if it is brief and the turn is free.
-std::optional<Event> AgentThread::run_here(uint64_t ticket, Call call, bool brief, Work work) {
+optional<Event> AgentThread::run_here(uint64_t ticket, Call call, bool brief, Work work) {
   if (brief) {
     if (const Visit visit(*this, call); visit) return attempt(ticket, work);
   }
@@ -76,7 +72,7 @@ std::optional<Event> AgentThread::run_here(uint64_t ticket, Call call, bool brie
     events_.send(attempt(ticket, work));
     warm(call) = true;
   });
-  return std::nullopt;
+  return nullopt;
 }
 
 // Prevents a long sleep of the agent's thread. For `after`, the turn stays with the JavaScript
@@ -90,7 +86,7 @@ void AgentThread::rouse(microseconds after) {
 void AgentThread::register_memory(uint64_t ticket, MemoryToRegister memory) {
   // Moved on, since the command may outlive its answer.
   commands_.push([this, ticket, memory = std::move(memory)]() mutable {
-    const auto touched = std::make_shared<std::atomic<bool>>(memory.pin == nullptr);
+    const auto touched = make_shared<atomic<bool>>(memory.pin == nullptr);
     const auto allocated = memory.pin == nullptr ? nullptr : memory.pin->memory;
     pending_registrations_.emplace(ticket, PendingRegistration{std::move(memory), touched});
     // The callback must not allocate: nobody would hear of a failure.
@@ -120,13 +116,13 @@ void AgentThread::add_backends(uint64_t ticket, BackendSelection selection) {
   });
 }
 
-void AgentThread::local_metadata(uint64_t ticket, std::optional<std::vector<uint64_t>> registrations, bool connections) {
+void AgentThread::local_metadata(uint64_t ticket, optional<vector<uint64_t>> registrations, bool connections) {
   run(ticket, [registrations = std::move(registrations), connections](NixlAgent& agent) {
     return registrations ? agent.partial_metadata(*registrations, connections) : agent.metadata();
   });
 }
 
-std::optional<Event> AgentThread::add_remote(uint64_t ticket, Metadata metadata) {
+optional<Event> AgentThread::add_remote(uint64_t ticket, Metadata metadata) {
   if (metadata.bytes.size() <= kBriefMetadata) {
     if (const Visit visit(*this, Call::add_remote); visit) {
       pending_peers_[ticket].bytes = std::move(metadata.bytes);
@@ -140,7 +136,7 @@ std::optional<Event> AgentThread::add_remote(uint64_t ticket, Metadata metadata)
     advance_pending_peers();
     warm(Call::add_remote) = true;
   });
-  return std::nullopt;
+  return nullopt;
 }
 
 void AgentThread::remove_remote(uint64_t ticket, PeerName name) {
@@ -150,7 +146,7 @@ void AgentThread::remove_remote(uint64_t ticket, PeerName name) {
   });
 }
 
-std::optional<Event> AgentThread::notify(uint64_t ticket, PeerName remote, Payload payload) {
+optional<Event> AgentThread::notify(uint64_t ticket, PeerName remote, Payload payload) {
   const bool brief = payload.bytes.size() <= kBriefBytes;
   return run_here(ticket, Call::notify, brief, [this, remote = std::move(remote.text), payload = std::move(payload.bytes)](NixlAgent& agent) {
     agent.peers().notify(remote, payload);
@@ -160,10 +156,12 @@ std::optional<Event> AgentThread::notify(uint64_t ticket, PeerName remote, Paylo
   });
 }
 
-std::optional<Event> AgentThread::prepare_list(uint64_t ticket, std::optional<std::string> remote, capi::MemoryType type, DescriptorTable table) {
-  const bool brief = type == capi::MemoryType::dram && table.count() <= kBriefRows * kRowNumbers;
+optional<Event> AgentThread::prepare_list(uint64_t ticket, optional<PeerName> remote, MemoryType type, std::span<const double> rows, bool keeps) {
+  const bool brief = type == MemoryType::dram && rows.size() <= kBriefRows * kRowNumbers;
+  DescriptorTable table = (keeps ? DescriptorTable::view_of : DescriptorTable::copy_of)(rows.data(), rows.size());
   return run_here(ticket, Call::prepare, brief, [this, ticket, remote = std::move(remote), type, table = std::move(table)](NixlAgent& agent) {
-    const auto list = agent.prepare(remote, type, table, commands_.stopping());
+    const auto name = remote ? optional(remote->text) : nullopt;
+    const auto list = agent.prepare(name, type, table, commands_.stopping());
     try {
       lists_.add(ticket, list);
     } catch (...) {
@@ -192,8 +190,8 @@ void AgentThread::close_later(Table<T>& table, uint64_t ticket, uint64_t id) {
 template void AgentThread::close_later(Table<PreparedList>&, uint64_t, uint64_t);
 template void AgentThread::close_later(Table<PreparedTransfer>&, uint64_t, uint64_t);
 
-void AgentThread::prepare_transfer(uint64_t ticket, std::shared_ptr<const Moves> moves) {
-  run(ticket, [this, ticket, transfer = std::make_shared<PreparedTransfer>(std::move(moves))](NixlAgent& agent) {
+void AgentThread::prepare_transfer(uint64_t ticket, shared_ptr<const Moves> moves) {
+  run(ticket, [this, ticket, transfer = make_shared<PreparedTransfer>(std::move(moves))](NixlAgent& agent) {
     const Moves& moved = *transfer->moves;
     if (moved.remote->dropped) throw Failure("KV_TRANSFER_FAILED", "the peer of the transfer was dropped", "prepare its lists again");
     prepared_transfers_.add(ticket, transfer);
@@ -216,7 +214,7 @@ void AgentThread::transfer_backend(uint64_t ticket, uint64_t id) {
   });
 }
 
-std::optional<Event> AgentThread::transfer(std::shared_ptr<TransferRequest> request) {
+optional<Event> AgentThread::transfer(shared_ptr<TransferRequest> request) {
   requests_.add(request->ticket, request);
   ++counters_.transfers_posted;
   ++counters_.transfers_in_flight;
@@ -237,7 +235,7 @@ std::optional<Event> AgentThread::transfer(std::shared_ptr<TransferRequest> requ
     --counters_.transfers_in_flight;
     throw;
   }
-  return std::nullopt;
+  return nullopt;
 }
 
 bool AgentThread::abort(uint64_t transfer) {

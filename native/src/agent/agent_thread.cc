@@ -2,10 +2,8 @@
 
 #include <sys/prctl.h>
 
-#include <atomic>
 #include <system_error>
 #include <thread>
-#include <utility>
 
 #include "library/descriptors.h"
 #include "library/environment.h"
@@ -14,9 +12,6 @@
 namespace kv::nixl {
 
 namespace {
-
-using std::chrono::microseconds;
-using std::chrono::milliseconds;
 
 // How often transfers check peers, for backends that do not report deaths.
 constexpr auto kPeerCheckInterval = milliseconds(50);
@@ -27,7 +22,7 @@ constexpr auto kStopTimeout = milliseconds(1000);
 // agents.
 constexpr auto kLongestPunctualPause = milliseconds(5);
 
-std::atomic<int> polling_agents = 0;
+atomic<int> polling_agents = 0;
 
 struct CountedAsPolling {
   CountedAsPolling() { ++polling_agents; }
@@ -37,15 +32,15 @@ struct CountedAsPolling {
 };
 
 // How late the kernel may wake this thread. The default, 50 us, exceeds the shortest pause.
-void wake_punctually(bool punctually) { prctl(PR_SET_TIMERSLACK, punctually ? 1000 : std::chrono::nanoseconds(kLongestPunctualPause).count()); }
+void wake_punctually(bool punctually) { prctl(PR_SET_TIMERSLACK, punctually ? 1000 : nanoseconds(kLongestPunctualPause).count()); }
 
 }  // namespace
 
-AgentThread::AgentThread(AgentConfig config, std::shared_ptr<JsEventQueue> events)
+AgentThread::AgentThread(AgentConfig config, shared_ptr<JsEventQueue> events)
     : config_(std::move(config)), events_(std::move(events)), transfers_([this](const Transfer& transfer) { end_transfer(transfer.request()); }) {}
 
-std::shared_ptr<AgentThread> AgentThread::start(AgentConfig config, std::shared_ptr<JsEventQueue> events, uint64_t ticket) {
-  const std::shared_ptr<AgentThread> self(new AgentThread(std::move(config), std::move(events)));
+shared_ptr<AgentThread> AgentThread::start(AgentConfig config, shared_ptr<JsEventQueue> events, uint64_t ticket) {
+  const shared_ptr<AgentThread> self(new AgentThread(std::move(config), std::move(events)));
   add_running_thread(self);
   try {
     // Detached, since a join could block for ever. The thread holds itself alive, and the exit
@@ -68,7 +63,7 @@ void AgentThread::main(uint64_t ticket) {
   wake_punctually(true);
   prctl(PR_SET_NAME, "kv_nixl");
   turn_.take();
-  std::string broken;
+  string broken;
   try {
     if (create_agent(ticket)) serve();
   } catch (const std::exception& error) {
@@ -86,18 +81,12 @@ void AgentThread::main(uint64_t ticket) {
 
 bool AgentThread::create_agent(uint64_t ticket) {
   const auto reading = reading_environment();
-  std::optional<Failure> failure;
-  try {
+  const auto failure = failure_of([&] {
     agent_ = std::make_unique<NixlAgent>(config_, counters_);
     events_.send(Event::settled(ticket));
-    return true;
-  } catch (const Failure& refused) {
-    failure = refused;
-  } catch (const std::exception& error) {
-    failure.emplace("KV_INTERNAL", error.what());
-  }
-  events_.send(Event::failed(Event::Kind::settled, ticket, *failure));
-  return false;
+  });
+  if (failure) events_.send(Event::failed(Event::Kind::settled, ticket, *failure));
+  return !failure;
 }
 
 void AgentThread::serve() {
@@ -121,7 +110,7 @@ void AgentThread::serve() {
 
 // The agent failed, perhaps for want of memory. JavaScript rejects all that it waits for, since it
 // may have missed events.
-void AgentThread::report_broken(const std::string& why) {
+void AgentThread::report_broken(const string& why) {
   counters_.transfers_failed = counters_.transfers_posted - counters_.transfers_done;
   counters_.transfers_in_flight = 0;
   for (bool told = false; !told && !commands_.stopping();) {
@@ -136,19 +125,15 @@ void AgentThread::report_broken(const std::string& why) {
 
 Event AgentThread::attempt(uint64_t ticket, const Work& work) {
   Event event = Event::settled(ticket);
-  try {
+  event.failure = failure_of([&] {
     if (agent_ == nullptr) throw closed();
     event.value = work(*agent_);
-  } catch (const Failure& failure) {
-    event.failure = failure;
-  } catch (const std::exception& error) {
-    event.failure = Failure("KV_INTERNAL", std::string("native exception: ") + error.what());
-  }
+  });
   return event;
 }
 
-void AgentThread::begin_transfer(const std::shared_ptr<TransferRequest>& request, bool at_once) {
-  std::optional<Failure> failure;
+void AgentThread::begin_transfer(const shared_ptr<TransferRequest>& request, bool at_once) {
+  optional<Failure> failure;
   bool counted = false;
   try {
     if (agent_ == nullptr || close_ticket_) throw closed();
@@ -179,13 +164,13 @@ void AgentThread::begin_transfer(const std::shared_ptr<TransferRequest>& request
 }
 
 template <typename T>
-void AgentThread::end_use(const std::shared_ptr<T>& used) {
+void AgentThread::end_use(const shared_ptr<T>& used) {
   if (--used->users > 0 || !used->close_ticket) return;
   release(used);
-  events_.send(Event::settled(*std::exchange(used->close_ticket, std::nullopt)));
+  events_.send(Event::settled(*std::exchange(used->close_ticket, nullopt)));
 }
 
-void AgentThread::release(const std::shared_ptr<PreparedTransfer>& transfer) {
+void AgentThread::release(const shared_ptr<PreparedTransfer>& transfer) {
   agent_->release(transfer);
   end_use(transfer->moves->local);
   end_use(transfer->moves->remote);
@@ -236,7 +221,7 @@ bool AgentThread::advance_pending_peers() {
 bool AgentThread::poll() {
   const auto start = Clock::now();
   const bool received = agent_->poller().poll(
-      [this](std::string from, Bytes payload) {
+      [this](string from, Bytes payload) {
         agent_->peers().mark_connected(from);
         events_.send({.kind = Event::Kind::notification, .value = std::move(payload), .from = std::move(from)});
       },
@@ -247,7 +232,7 @@ bool AgentThread::poll() {
     events_.send({.kind = Event::Kind::refused, .value = static_cast<double>(refused)});
   }
   for (Repair* const repair : all_repairs()) {
-    if (repair->take_failure()) events_.send({.kind = Event::Kind::unrepaired, .value = std::string(repair->why()), .from = repair->name});
+    if (repair->take_failure()) events_.send({.kind = Event::Kind::unrepaired, .value = string(repair->why()), .from = repair->name});
   }
   return received;
 }
@@ -283,10 +268,10 @@ void AgentThread::sleep() {
 }
 
 void AgentThread::shut_down() {
-  std::vector<uint64_t> closing;
-  std::vector<uint64_t> unreleased;
+  vector<uint64_t> closing;
+  vector<uint64_t> unreleased;
   const auto note_close = [&](Closable& used) {
-    if (used.close_ticket) closing.push_back(*std::exchange(used.close_ticket, std::nullopt));
+    if (used.close_ticket) closing.push_back(*std::exchange(used.close_ticket, nullopt));
   };
   auto transfers = transfers_.take_all();
   for (const auto& transfer : transfers) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <span>
 
 #include "agent/agent_turn.h"
 #include "agent/command_queue.h"
@@ -14,7 +15,7 @@ namespace kv::nixl {
 
 // `read` checks these arguments.
 struct PeerName {
-  std::string text;
+  string text;
 };
 struct Metadata {
   Bytes bytes;
@@ -26,29 +27,29 @@ struct Payload {
 template <typename T>
 class Table {
  public:
-  void add(uint64_t ticket, std::shared_ptr<T> entry) {
-    const std::lock_guard lock(mutex_);
+  void add(uint64_t ticket, shared_ptr<T> entry) {
+    const lock_guard lock(mutex_);
     entries_.emplace(ticket, std::move(entry));
   }
   // Null if there is none.
-  std::shared_ptr<T> find(uint64_t ticket) const {
-    const std::lock_guard lock(mutex_);
+  shared_ptr<T> find(uint64_t ticket) const {
+    const lock_guard lock(mutex_);
     const auto found = entries_.find(ticket);
     return found == entries_.end() ? nullptr : found->second;
   }
-  std::shared_ptr<T> take(uint64_t ticket) {
-    const std::lock_guard lock(mutex_);
+  shared_ptr<T> take(uint64_t ticket) {
+    const lock_guard lock(mutex_);
     auto node = entries_.extract(ticket);
     return node.empty() ? nullptr : std::move(node.mapped());
   }
   void clear() {
-    const std::lock_guard lock(mutex_);
+    const lock_guard lock(mutex_);
     entries_.clear();
   }
 
  private:
   mutable std::mutex mutex_;
-  std::unordered_map<uint64_t, std::shared_ptr<T>> entries_;
+  unordered_map<uint64_t, shared_ptr<T>> entries_;
 };
 
 // The native thread of one agent, which calls NIXL. JavaScript gives it commands with tickets, and
@@ -60,7 +61,7 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
  public:
   // The ticket is settled when the agent and its backends exist, or failed. Throws
   // KV_TRANSPORT_UNAVAILABLE when the kernel refuses a thread.
-  static std::shared_ptr<AgentThread> start(AgentConfig config, std::shared_ptr<JsEventQueue> events, uint64_t ticket);
+  static shared_ptr<AgentThread> start(AgentConfig config, shared_ptr<JsEventQueue> events, uint64_t ticket);
 
   // The addon's own memory is registered once its pages are touched. The ticket becomes the
   // registration's id.
@@ -68,30 +69,30 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
   void deregister(uint64_t ticket, uint64_t registration);
   void add_backends(uint64_t ticket, BackendSelection selection);
   // Covers all memory, or these registrations.
-  void local_metadata(uint64_t ticket, std::optional<std::vector<uint64_t>> registrations, bool connections);
+  void local_metadata(uint64_t ticket, optional<vector<uint64_t>> registrations, bool connections);
   // Adds a peer once its process has answered.
-  std::optional<Event> add_remote(uint64_t ticket, Metadata metadata);
+  optional<Event> add_remote(uint64_t ticket, Metadata metadata);
   void remove_remote(uint64_t ticket, PeerName name);
-  // `list(ticket)` returns the list from then on.
-  std::optional<Event> prepare_list(uint64_t ticket, std::optional<std::string> remote, capi::MemoryType type, DescriptorTable table);
+  // `list(ticket)` returns the list from then on. With `keeps`, JavaScript keeps the rows until then.
+  optional<Event> prepare_list(uint64_t ticket, optional<PeerName> remote, MemoryType type, std::span<const double> rows, bool keeps);
   // Hides the list at once, and releases it after the last transfer that uses it.
   void close_list(uint64_t ticket, uint64_t id) { close_later(lists_, ticket, id); }
   // Null if it is not prepared, or closed.
-  std::shared_ptr<PreparedList> list(uint64_t id) const { return lists_.find(id); }
+  shared_ptr<PreparedList> list(uint64_t id) const { return lists_.find(id); }
 
   // Makes a transfer's requests, for `prepared_transfer(ticket)`. Its lists are in use until it is
   // closed.
-  void prepare_transfer(uint64_t ticket, std::shared_ptr<const Moves> moves);
+  void prepare_transfer(uint64_t ticket, shared_ptr<const Moves> moves);
   // Hides it at once, and releases it when it is not under way.
   void close_prepared_transfer(uint64_t ticket, uint64_t id) { close_later(prepared_transfers_, ticket, id); }
   void transfer_backend(uint64_t ticket, uint64_t id);
   // Null if it is not prepared, or closed.
-  std::shared_ptr<PreparedTransfer> prepared_transfer(uint64_t id) const { return prepared_transfers_.find(id); }
+  shared_ptr<PreparedTransfer> prepared_transfer(uint64_t id) const { return prepared_transfers_.find(id); }
 
-  std::optional<Event> notify(uint64_t ticket, PeerName remote, Payload payload);
+  optional<Event> notify(uint64_t ticket, PeerName remote, Payload payload);
 
   // Sends the events that Transfer describes. Returns `done` only if it succeeds at once.
-  std::optional<Event> transfer(std::shared_ptr<TransferRequest> request);
+  optional<Event> transfer(shared_ptr<TransferRequest> request);
   // Posts no more slices and sends only `released`. False if the outcome is on its way.
   bool abort(uint64_t transfer);
 
@@ -104,7 +105,6 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
   const Counters& counters() const { return counters_; }
 
  private:
-  using Clock = std::chrono::steady_clock;
   // Its result or exception settles a ticket.
   using Work = std::function<EventValue(NixlAgent&)>;
 
@@ -113,29 +113,29 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
   // The agent's turn on the JavaScript thread, if it was free.
   class Visit;
 
-  AgentThread(AgentConfig config, std::shared_ptr<JsEventQueue> events);
+  AgentThread(AgentConfig config, shared_ptr<JsEventQueue> events);
 
   // On the JavaScript thread.
   void run(uint64_t ticket, Work work);
-  std::optional<Event> run_here(uint64_t ticket, Call call, bool brief, Work work);
+  optional<Event> run_here(uint64_t ticket, Call call, bool brief, Work work);
   template <typename T>
   void close_later(Table<T>& table, uint64_t ticket, uint64_t id);
-  void rouse(std::chrono::microseconds after = {});
+  void rouse(microseconds after = {});
 
   // With the agent's turn, mostly on its thread.
   void main(uint64_t ticket);
   bool create_agent(uint64_t ticket);
   void serve();
   void shut_down();
-  void report_broken(const std::string& why);
+  void report_broken(const string& why);
   bool& warm(Call call) { return warm_[static_cast<size_t>(call)]; }
   Event attempt(uint64_t ticket, const Work& work);
-  void begin_transfer(const std::shared_ptr<TransferRequest>& request, bool at_once);
+  void begin_transfer(const shared_ptr<TransferRequest>& request, bool at_once);
   void end_transfer(const TransferRequest& request);
   template <typename T>
-  void end_use(const std::shared_ptr<T>& used);
-  void release(const std::shared_ptr<PreparedList>& list) { agent_->release(list); }
-  void release(const std::shared_ptr<PreparedTransfer>& transfer);
+  void end_use(const shared_ptr<T>& used);
+  void release(const shared_ptr<PreparedList>& list) { agent_->release(list); }
+  void release(const shared_ptr<PreparedTransfer>& transfer);
   bool advance_registrations();
   bool advance_pending_peers();
   bool poll();
@@ -145,7 +145,7 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
 
   struct PendingRegistration {
     MemoryToRegister memory;
-    std::shared_ptr<std::atomic<bool>> touched;
+    shared_ptr<atomic<bool>> touched;
   };
 
   const AgentConfig config_;
@@ -160,7 +160,7 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
 
   // For the thread that has the turn.
   EventSender events_;
-  std::unique_ptr<NixlAgent> agent_;
+  unique_ptr<NixlAgent> agent_;
   // By registration.
   std::map<uint64_t, PendingRegistration> pending_registrations_;
   // By ticket.
@@ -175,8 +175,8 @@ class AgentThread : public StoppableThread, public std::enable_shared_from_this<
   // Whether the kernel wakes the agent's thread on time.
   bool punctual_ = true;
   // When a closing agent stops waiting for transfers.
-  std::optional<Clock::time_point> deadline_;
-  std::optional<uint64_t> close_ticket_;
+  optional<Clock::time_point> deadline_;
+  optional<uint64_t> close_ticket_;
 };
 
 }  // namespace kv::nixl

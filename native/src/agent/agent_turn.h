@@ -2,9 +2,7 @@
 
 #include <sys/resource.h>
 
-#include <atomic>
-#include <chrono>
-#include <mutex>
+#include "library/std_names.h"
 
 namespace kv::nixl {
 
@@ -12,8 +10,6 @@ namespace kv::nixl {
 // sleeps. The JavaScript thread takes a free turn for one short call, and never waits for it.
 class AgentTurn {
  public:
-  using Clock = std::chrono::steady_clock;
-
   // On the agent's thread: waits for the turn.
   void take() {
     wanted_.store(true, std::memory_order_relaxed);
@@ -47,13 +43,13 @@ class AgentTurn {
   }
 
  private:
-  static constexpr auto kLong = std::chrono::milliseconds(2);
+  static constexpr auto kLong = milliseconds(2);
   static constexpr int kRest = 50;
   static constexpr int kWatched = 1000;
 
   struct Used {
     long waits;
-    std::chrono::microseconds time;
+    microseconds time;
 
     // A thread whose core was taken away has neither waited nor worked long.
     bool is_long_since(const Used& before) const { return waits > before.waits || time - before.time > kLong; }
@@ -61,14 +57,14 @@ class AgentTurn {
   static Used used() {
     rusage usage{};
     getrusage(RUSAGE_THREAD, &usage);
-    const auto microseconds = [](const timeval& time) { return std::chrono::seconds(time.tv_sec) + std::chrono::microseconds(time.tv_usec); };
-    return {usage.ru_nvcsw, microseconds(usage.ru_utime) + microseconds(usage.ru_stime)};
+    const auto duration = [](const timeval& time) { return seconds(time.tv_sec) + microseconds(time.tv_usec); };
+    return {usage.ru_nvcsw, duration(usage.ru_utime) + duration(usage.ru_stime)};
   }
 
   std::mutex mutex_;
   // Without this flag, a busy JavaScript thread would retake the turn before the agent's thread is
   // awake.
-  std::atomic<bool> wanted_{false};
+  atomic<bool> wanted_{false};
   // For the JavaScript thread only.
   Clock::time_point began_;
   // How many more calls are watched, and the use before the present one.

@@ -26,11 +26,11 @@ constexpr unsigned kMaxPostThreads = 64;
 constexpr unsigned kDescriptorsOfNetwork = 32;
 constexpr unsigned kDescriptorsOfStorage = 8;
 
-std::optional<std::string> parameter_of(const BackendSpec& spec, const char* key) {
+optional<string> parameter_of(const BackendSpec& spec, const char* key) {
   for (const auto& [name, value] : spec.parameters) {
     if (name == key) return value;
   }
-  return std::nullopt;
+  return nullopt;
 }
 
 unsigned threads_of(const BackendSpec& spec) {
@@ -39,65 +39,65 @@ unsigned threads_of(const BackendSpec& spec) {
   return static_cast<unsigned>(std::clamp(atol(text->c_str()), 1L, static_cast<long>(kMaxPostThreads)));
 }
 
-std::vector<std::string> types_in(const OwnedMemList& list) {
+vector<string> types_in(const OwnedMemList& list) {
   size_t count = 0;
   capi::mem_list_size(list.get(), &count);
-  std::vector<std::string> types;
+  vector<string> types;
   for (size_t index = 0; index < count; ++index) {
-    auto type = capi::MemoryType::dram;
-    if (capi::mem_list_get(list.get(), index, &type) == capi::kSuccess) types.push_back(name_of(type));
+    auto type = MemoryType::dram;
+    if (capi::mem_list_get(list.get(), index, &type) == kSuccess) types.push_back(name_of(type));
   }
   return types;
 }
 
-std::string joined(const std::vector<std::string>& texts) {
-  std::string all;
-  for (const std::string& text : texts) all += (all.empty() ? "" : ", ") + text;
+string joined(const vector<string>& texts) {
+  string all;
+  for (const string& text : texts) all += (all.empty() ? "" : ", ") + text;
   return all;
 }
 
 }  // namespace
 
-const char* name_of(capi::MemoryType type) {
+const char* name_of(MemoryType type) {
   switch (type) {
-    case capi::MemoryType::dram: return "DRAM";
-    case capi::MemoryType::vram: return "VRAM";
-    case capi::MemoryType::block: return "BLOCK";
-    case capi::MemoryType::object: return "OBJ";
-    case capi::MemoryType::file: return "FILE";
+    case MemoryType::dram: return "DRAM";
+    case MemoryType::vram: return "VRAM";
+    case MemoryType::block: return "BLOCK";
+    case MemoryType::object: return "OBJ";
+    case MemoryType::file: return "FILE";
   }
   return "memory of unknown type";
 }
 
-std::optional<capi::MemoryType> memory_type_named(std::string_view name) {
-  for (const auto type : {capi::MemoryType::dram, capi::MemoryType::vram, capi::MemoryType::file, capi::MemoryType::object}) {
+optional<MemoryType> memory_type_named(string_view name) {
+  for (const auto type : {MemoryType::dram, MemoryType::vram, MemoryType::file, MemoryType::object}) {
     if (name == name_of(type)) return type;
   }
-  return std::nullopt;
+  return nullopt;
 }
 
-std::string Backends::plugin_names() const {
+string Backends::plugin_names() const {
   capi::StringList raw = nullptr;
-  if (capi::get_available_plugins(agent_, &raw) != capi::kSuccess || raw == nullptr) return {};
+  if (capi::get_available_plugins(agent_, &raw) != kSuccess || raw == nullptr) return {};
   const OwnedStringList list(raw);
   size_t count = 0;
   capi::string_list_size(raw, &count);
-  std::vector<std::string> names;
+  vector<string> names;
   for (size_t index = 0; index < count; ++index) {
     const char* name = nullptr;
-    if (capi::string_list_get(raw, index, &name) == capi::kSuccess) names.emplace_back(name);
+    if (capi::string_list_get(raw, index, &name) == kSuccess) names.emplace_back(name);
   }
   return joined(names);
 }
 
-OwnedParams Backends::plugin_parameters(const std::string& name, OwnedMemList& types) const {
+OwnedParams Backends::plugin_parameters(const string& name, OwnedMemList& types) const {
   capi::MemList raw_types = nullptr;
   capi::Params raw = nullptr;
-  const capi::Status found = capi::get_plugin_params(agent_, name.c_str(), &raw_types, &raw);
+  const Status found = capi::get_plugin_params(agent_, name.c_str(), &raw_types, &raw);
   types.reset(raw_types);
   OwnedParams parameters(raw);
-  if (found == capi::kSuccess && parameters) return parameters;
-  const std::string problem = plugin_load_error(name);
+  if (found == kSuccess && parameters) return parameters;
+  const string problem = plugin_load_error(name);
   throw Failure("KV_BACKEND_UNAVAILABLE",
                 "NIXL cannot load the plugin of backend " + name + (problem.empty() ? "" : ": " + problem) +
                     " (plugins found: " + plugin_names() + ")",
@@ -111,25 +111,25 @@ void Backends::create(const BackendSpec& spec) {
   }
   OwnedMemList types;
   const auto parameters = plugin_parameters(spec.name, types);
-  const auto add = [&](const std::string& key, const std::string& value) {
+  const auto add = [&](const string& key, const string& value) {
     check(capi::params_add(parameters.get(), key.c_str(), value.c_str()), "KV_BACKEND_UNAVAILABLE",
           "backend " + spec.name + " refused the value of the parameter " + key);
   };
   for (const auto& [key, value] : spec.parameters) add(key, value);
   const unsigned threads = threads_of(spec);
-  if (threads > 1 && !parameter_of(spec, kSplitBatch)) add(kSplitBatch, std::to_string(threads * kSplitPerThread));
+  if (threads > 1 && !parameter_of(spec, kSplitBatch)) add(kSplitBatch, to_string(threads * kSplitPerThread));
   const bool network = spec.name == "UCX" || spec.name == "LIBFABRIC";
   require_descriptors(network ? kDescriptorsOfNetwork : kDescriptorsOfStorage, ("backend " + spec.name).c_str());
   if (spec.name == "LIBFABRIC") BoundedCalls::install();
   if (spec.name == "UCX") drop_lost_answers();
   capi::Backend raw = nullptr;
-  const capi::Status created = capi::create_backend(agent_, spec.name.c_str(), parameters.get(), &raw);
+  const Status created = capi::create_backend(agent_, spec.name.c_str(), parameters.get(), &raw);
   OwnedBackend backend(raw);
   // The plugin's libraries may have destructors that must not run at exit.
   install_exit_handler();
   if (network) protect_listeners();
   close_descriptors_on_exec();
-  if (created != capi::kSuccess) {
+  if (created != kSuccess) {
     throw Failure("KV_BACKEND_UNAVAILABLE",
                   "backend " + spec.name + " could not be created: " + nixl::describe(created) + " (plugins found: " + plugin_names() + ")",
                   "NIXL's own log on stderr says why; NIXL_LOG_LEVEL=DEBUG says more");
@@ -144,11 +144,11 @@ void Backends::create(const BackendSpec& spec) {
   backends_.push_back({spec.name, std::move(backend), types_in(OwnedMemList(raw_types))});
   post_threads_ = std::max(post_threads_, threads);
   // Prepared lists cannot have blocks.
-  std::erase_if(backends_.back().memory_types, [](const std::string& type) { return !memory_type_named(type); });
+  std::erase_if(backends_.back().memory_types, [](const string& type) { return !memory_type_named(type); });
 }
 
-const Backends::Backend& Backends::find(const std::string& name) const {
-  std::vector<std::string> names;
+const Backends::Backend& Backends::find(const string& name) const {
+  vector<string> names;
   for (const Backend& backend : backends_) {
     if (backend.name == name) return backend;
     names.push_back(backend.name);
@@ -156,15 +156,15 @@ const Backends::Backend& Backends::find(const std::string& name) const {
   throw Failure("KV_BACKEND_UNAVAILABLE", "the agent has no backend " + name + " (it has " + joined(names) + ")", "add it with addBackend()");
 }
 
-OwnedOptions Backends::options_for(const std::string& name) const {
+OwnedOptions Backends::options_for(const string& name) const {
   auto options = make<OwnedOptions>("KV_INTERNAL", "NIXL could not create options", capi::create_opt_args);
   check(capi::opt_args_add_backend(options.get(), find(name).handle.get()), "KV_INTERNAL", "NIXL did not select backend " + name);
   return options;
 }
 
-std::string Backends::of_request(capi::Request request) const {
+string Backends::of_request(Request request) const {
   capi::Backend raw = nullptr;
-  if (capi::query_xfer_backend(agent_, request, &raw) != capi::kSuccess) return {};
+  if (capi::query_xfer_backend(agent_, request, &raw) != kSuccess) return {};
   const OwnedBackend queried(raw);
   // NIXL returns a new handle, whose only member points to the backend.
   const auto identity = [](const OwnedBackend& handle) { return *reinterpret_cast<void* const*>(handle.get()); };
@@ -174,16 +174,16 @@ std::string Backends::of_request(capi::Request request) const {
   return {};
 }
 
-std::vector<std::string> Backends::supporting(capi::MemoryType type) const {
-  std::vector<std::string> names;
+vector<string> Backends::supporting(MemoryType type) const {
+  vector<string> names;
   for (const Backend& backend : backends_) {
     if (std::ranges::count(backend.memory_types, name_of(type)) > 0) names.push_back(backend.name);
   }
   return names;
 }
 
-std::string Backends::memory_types() const {
-  std::string text;
+string Backends::memory_types() const {
+  string text;
   for (const auto& [name, handle, types] : backends_) text += (text.empty() ? "" : "; ") + name + ": " + (types.empty() ? "none" : joined(types));
   return text;
 }

@@ -1,22 +1,17 @@
 #include "agent/command_queue.h"
 
 #include <algorithm>
-#include <string>
-#include <utility>
 
 #include "library/failure.h"
 
 namespace kv::nixl {
 
-using std::chrono::microseconds;
-using std::chrono::steady_clock;
-
 void CommandQueue::push(Command command, bool ends) {
   bool asleep = false;
   {
-    const std::lock_guard lock(mutex_);
+    const lock_guard lock(mutex_);
     if (commands_.size() >= kMaxWaiting && !ends) {
-      throw Failure("KV_TRANSPORT_UNAVAILABLE", std::to_string(kMaxWaiting) + " calls wait for the agent's thread", "await some of them before the next");
+      throw Failure("KV_TRANSPORT_UNAVAILABLE", to_string(kMaxWaiting) + " calls wait for the agent's thread", "await some of them before the next");
     }
     commands_.push_back(std::move(command));
     any_.store(true, std::memory_order_release);
@@ -27,7 +22,7 @@ void CommandQueue::push(Command command, bool ends) {
 
 void CommandQueue::stop() {
   {
-    const std::lock_guard lock(mutex_);
+    const lock_guard lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_one();
@@ -35,8 +30,8 @@ void CommandQueue::stop() {
 
 void CommandQueue::wake(microseconds after) {
   {
-    const std::lock_guard lock(mutex_);
-    const auto at = steady_clock::now() + after;
+    const lock_guard lock(mutex_);
+    const auto at = Clock::now() + after;
     wake_at_ = std::min(wake_at_.value_or(at), at);
   }
   wake_.notify_one();
@@ -45,7 +40,7 @@ void CommandQueue::wake(microseconds after) {
 bool CommandQueue::run_all() {
   if (!any() && running_.empty()) return false;
   if (running_.empty()) {
-    const std::lock_guard lock(mutex_);
+    const lock_guard lock(mutex_);
     running_.swap(commands_);
     any_.store(false, std::memory_order_relaxed);
   }
@@ -60,10 +55,10 @@ bool CommandQueue::run_all() {
 void CommandQueue::sleep(microseconds longest) {
   std::unique_lock lock(mutex_);
   asleep_ = true;
-  const auto end = steady_clock::now() + longest;
+  const auto end = Clock::now() + longest;
   while (commands_.empty() && !stopping_) {
     const auto until = wake_at_.value_or(end);
-    const auto left = std::chrono::ceil<microseconds>(until - steady_clock::now());
+    const auto left = std::chrono::ceil<microseconds>(until - Clock::now());
     if (left <= left.zero()) {
       wake_at_.reset();
       break;

@@ -1,11 +1,7 @@
 #pragma once
 
-#include <atomic>
-#include <chrono>
 #include <deque>
 #include <functional>
-#include <mutex>
-#include <optional>
 
 #include "library/monotonic_condition.h"
 
@@ -24,16 +20,16 @@ class CommandQueue {
   // From any thread: sets `stopping` and wakes.
   void stop();
   // From any thread: ends the present or next sleep after this time.
-  void wake(std::chrono::microseconds after = {});
+  void wake(microseconds after = {});
   // Whether the running thread has not taken all commands.
   bool any() const { return any_.load(std::memory_order_acquire); }
-  const std::atomic<bool>& stopping() const { return stopping_; }
+  const atomic<bool>& stopping() const { return stopping_; }
 
   // On the running thread: runs what waits, and returns whether anything did. When a command
   // throws, the next call runs those after it.
   bool run_all();
   // On the running thread: sleeps until a command, `stop`, `wake` or the end of the time.
-  void sleep(std::chrono::microseconds longest);
+  void sleep(microseconds longest);
 
  private:
   std::mutex mutex_;
@@ -43,10 +39,10 @@ class CommandQueue {
   std::deque<Command> running_;
   bool asleep_ = false;
   // When the running thread wakes without commands.
-  std::optional<std::chrono::steady_clock::time_point> wake_at_;
+  optional<Clock::time_point> wake_at_;
   // Read without the lock in every turn of the loop.
-  std::atomic<bool> any_{false};
-  std::atomic<bool> stopping_{false};
+  atomic<bool> any_{false};
+  atomic<bool> stopping_{false};
 };
 
 }  // namespace kv::nixl

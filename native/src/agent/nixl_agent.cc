@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <unordered_map>
 
 namespace kv::nixl {
 
@@ -25,8 +24,8 @@ OwnedAgent create_agent(const AgentConfig& config) {
 }
 
 // A WRITE replaces objects, so it cannot write part of one.
-bool are_whole_objects(const std::vector<Row>& rows, const std::vector<RegisteredMemory*>& objects) {
-  std::unordered_map<uint64_t, uint64_t> lengths;
+bool are_whole_objects(const vector<Row>& rows, const vector<RegisteredMemory*>& objects) {
+  unordered_map<uint64_t, uint64_t> lengths;
   for (const RegisteredMemory* object : objects) lengths.emplace(object->range.device, object->range.length);
   return std::ranges::all_of(rows, [&](const Row& row) { return row.count == 1 && row.length == lengths.at(row.device); });
 }
@@ -53,7 +52,7 @@ NixlAgent::~NixlAgent() {
 }
 
 void NixlAgent::add_backends(const BackendSelection& selection) {
-  for (const std::string& path : selection.preload) preload_library(path);
+  for (const string& path : selection.preload) preload_library(path);
   for (const BackendSpec& spec : selection.backends) backends_.create(spec);
   has_brief_calls_ = has_brief_calls_ && selection.brief_calls;
   if (selection.notifies) poller_.enable();
@@ -61,7 +60,7 @@ void NixlAgent::add_backends(const BackendSelection& selection) {
   if (selection.probe_writes) safeguards_.probe_writes();
 }
 
-Bytes NixlAgent::partial_metadata(const std::vector<uint64_t>& registrations, bool connections) const {
+Bytes NixlAgent::partial_metadata(const vector<uint64_t>& registrations, bool connections) const {
   const auto serialized = [&](capi::RegDlist list) {
     void* data = nullptr;
     size_t length = 0;
@@ -69,9 +68,9 @@ Bytes NixlAgent::partial_metadata(const std::vector<uint64_t>& registrations, bo
     return take_bytes(data, length);
   };
   // NIXL serialises one memory type at a time, and connections only without memory.
-  std::vector<Bytes> parts;
-  if (connections) parts.push_back(serialized(make_registration_list(capi::MemoryType::dram).get()));
-  std::map<capi::MemoryType, OwnedRegList> lists;
+  vector<Bytes> parts;
+  if (connections) parts.push_back(serialized(make_registration_list(MemoryType::dram).get()));
+  std::map<MemoryType, OwnedRegList> lists;
   for (const uint64_t id : registrations) {
     const MemoryRange& range = registrations_.range_of(id);
     if (is_storage(range.type)) throw Failure("KV_AGENT_INVALID", "a peer cannot reach " + describe(range), "leave it out of the metadata");
@@ -84,21 +83,21 @@ Bytes NixlAgent::partial_metadata(const std::vector<uint64_t>& registrations, bo
   return join_metadata(parts);
 }
 
-std::shared_ptr<PreparedList> NixlAgent::prepare(std::optional<std::string> remote, capi::MemoryType type, const DescriptorTable& table,
-                                                 const std::atomic<bool>& stopping) {
+shared_ptr<PreparedList> NixlAgent::prepare(optional<string> remote, MemoryType type, const DescriptorTable& table,
+                                                 const atomic<bool>& stopping) {
   const bool storage = is_storage(type);
   if (storage && remote != name_) {
     throw Failure("KV_LIST_INVALID",
-                  "a list of " + std::string(name_of(type)) + " belongs to " + (remote ? "\"" + *remote + "\"" : std::string("no agent")),
+                  "a list of " + string(name_of(type)) + " belongs to " + (remote ? "\"" + *remote + "\"" : string("no agent")),
                   "prepare lists of files and objects with the agent that registered them: prepareRemote with that agent's own name");
   }
   // The agent's own name stands for storage, or for the other side of a copy within the agent.
   const bool of_peer = remote && remote != name_;
   if (of_peer) peers_.require_known(*remote);
-  std::vector<Row> rows = read_rows(table, storage, stopping);
-  auto memories = of_peer ? std::vector<RegisteredMemory*>() : registrations_.holding(type, rows);
-  const bool writable = type != capi::MemoryType::object || are_whole_objects(rows, memories);
-  auto list = std::make_shared<PreparedList>(std::move(remote), type, DescriptorLayout(std::move(rows)));
+  vector<Row> rows = read_rows(table, storage, stopping);
+  auto memories = of_peer ? vector<RegisteredMemory*>() : registrations_.holding(type, rows);
+  const bool writable = type != MemoryType::object || are_whole_objects(rows, memories);
+  auto list = make_shared<PreparedList>(std::move(remote), type, DescriptorLayout(std::move(rows)));
   list->writable = writable;
   list->of_peer = of_peer;
   // The first request by index prepares local memory at NIXL.
@@ -119,7 +118,7 @@ std::shared_ptr<PreparedList> NixlAgent::prepare(std::optional<std::string> remo
 
 // Only NIXL knows what a peer has registered. It gets one descriptor per row.
 void NixlAgent::prepare_remote(PreparedList& list) {
-  capi::Status status = capi::kSuccess;
+  Status status = kSuccess;
   list.spans = requests_.prepare(list, add_row_spans, status);
   if (!list.spans && list.layout.count() > list.layout.rows().size()) {
     // NIXL refuses a descriptor across registrations, but may accept each of the row's descriptors.
@@ -128,14 +127,14 @@ void NixlAgent::prepare_remote(PreparedList& list) {
   }
   if (list.spans) return;
   throw Failure("KV_LIST_INVALID",
-                "NIXL refused a list of " + std::to_string(list.layout.count()) + " descriptors of \"" + *list.remote +
+                "NIXL refused a list of " + to_string(list.layout.count()) + " descriptors of \"" + *list.remote +
                     "\": " + describe(status),
                 list.of_peer ? "every descriptor must lie in memory that the peer had registered when its metadata was made"
                              : "a backend of this agent must be able to copy within the agent, such as UCX");
 }
 
-void NixlAgent::release(const std::shared_ptr<PreparedList>& released) {
-  const std::shared_ptr<PreparedList> list = released;  // a copy, since the argument may be an element of `lists_`
+void NixlAgent::release(const shared_ptr<PreparedList>& released) {
+  const shared_ptr<PreparedList> list = released;  // a copy, since the argument may be an element of `lists_`
   for (PreparedHandle* handle : {&list->spans, &list->indexed, &list->probe}) handle->reset();
   for (RegisteredMemory* memory : list->memories) --memory->lists;
   if (list->of_peer) peers_.remove_list(*list);
@@ -146,14 +145,14 @@ void NixlAgent::release(const std::shared_ptr<PreparedList>& released) {
 void NixlAgent::start_slicing(Slicer& slicer, const Moves& moves) {
   // A WRITE replaces the object, so its bytes must be one request. A post to storage only starts
   // the copy.
-  const bool object = moves.remote->type == capi::MemoryType::object;
+  const bool object = moves.remote->type == MemoryType::object;
   // A post by several threads returns after the copy, whatever its status.
   const unsigned threads = backends_.post_threads();
   slicer.set_post_copies(!object && (threads > 1 || peers_.post_copies(moves.peer())), threads);
   if (slicer.can_use_indices() && requests_.prepare_indices(moves, slicer.count())) slicer.use_indices();
 }
 
-void NixlAgent::prepare(const std::shared_ptr<PreparedTransfer>& transfer) {
+void NixlAgent::prepare(const shared_ptr<PreparedTransfer>& transfer) {
   prepared_transfers_.insert(transfer);
   try {
     transfer->make(*this);
@@ -163,8 +162,8 @@ void NixlAgent::prepare(const std::shared_ptr<PreparedTransfer>& transfer) {
   }
 }
 
-void NixlAgent::release(const std::shared_ptr<PreparedTransfer>& released) {
-  const std::shared_ptr<PreparedTransfer> transfer = released;  // a copy, since the argument may be an element of the set
+void NixlAgent::release(const shared_ptr<PreparedTransfer>& released) {
+  const shared_ptr<PreparedTransfer> transfer = released;  // a copy, since the argument may be an element of the set
   transfer->release(*this);
   prepared_transfers_.erase(transfer);
 }

@@ -10,8 +10,8 @@
 namespace kv::nixl {
 
 struct AgentConfig {
-  std::string library_path;
-  std::string name;
+  string library_path;
+  string name;
   BackendSelection selection;
   // Makes NIXL measure each request.
   bool capture_telemetry = false;
@@ -28,7 +28,7 @@ class NixlAgent {
   NixlAgent(const NixlAgent&) = delete;
   NixlAgent& operator=(const NixlAgent&) = delete;
 
-  capi::Agent handle() const { return agent_.get(); }
+  Agent handle() const { return agent_.get(); }
   Counters& counters() { return counters_; }
   NotificationPoller& poller() { return poller_; }
   LibfabricSafeguards& safeguards() { return safeguards_; }
@@ -46,19 +46,19 @@ class NixlAgent {
   Bytes metadata() const { return local_metadata(agent_.get()); }
   // Covers these registrations. Without connections a peer adds them to what it knows. Throws
   // KV_AGENT_INVALID and KV_MEMORY_NOT_REGISTERED.
-  Bytes partial_metadata(const std::vector<uint64_t>& registrations, bool connections) const;
+  Bytes partial_metadata(const vector<uint64_t>& registrations, bool connections) const;
   // Without `remote`, a list of the agent's own memory. `stopping` ends the reading of a large
   // table. Throws KV_LIST_INVALID, KV_MEMORY_NOT_REGISTERED, KV_AGENT_UNKNOWN_REMOTE and
   // KV_AGENT_CLOSED.
-  std::shared_ptr<PreparedList> prepare(std::optional<std::string> remote, capi::MemoryType type, const DescriptorTable& table,
-                                        const std::atomic<bool>& stopping);
+  shared_ptr<PreparedList> prepare(optional<string> remote, MemoryType type, const DescriptorTable& table,
+                                        const atomic<bool>& stopping);
   // No transfer may use the list.
-  void release(const std::shared_ptr<PreparedList>& list);
+  void release(const shared_ptr<PreparedList>& list);
   void start_slicing(Slicer& slicer, const Moves& moves);
   // Makes requests for many posts. Throws KV_TRANSFER_FAILED.
-  void prepare(const std::shared_ptr<PreparedTransfer>& transfer);
+  void prepare(const shared_ptr<PreparedTransfer>& transfer);
   // The transfer must not be under way.
-  void release(const std::shared_ptr<PreparedTransfer>& transfer);
+  void release(const shared_ptr<PreparedTransfer>& transfer);
 
   // Whether peers may reach something here.
   bool reachable() const { return registrations_.any_reachable() || peers_.any(); }
@@ -67,7 +67,7 @@ class NixlAgent {
   void prepare_remote(PreparedList& list);
 
   Counters& counters_;
-  const std::string name_;
+  const string name_;
   // The order matters: members are destroyed from the last to the first.
   OwnedAgent agent_;
   const bool captures_telemetry_;
@@ -78,8 +78,8 @@ class NixlAgent {
   Registrations registrations_;
   Peers peers_;
   RequestFactory requests_;
-  std::set<std::shared_ptr<PreparedList>> lists_;
-  std::set<std::shared_ptr<PreparedTransfer>> prepared_transfers_;
+  std::set<shared_ptr<PreparedList>> lists_;
+  std::set<shared_ptr<PreparedTransfer>> prepared_transfers_;
 };
 
 }  // namespace kv::nixl

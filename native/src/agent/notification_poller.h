@@ -1,7 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <string>
 
 #include "events/event.h"
 #include "library/nixl_library.h"
@@ -13,7 +12,7 @@ namespace kv::nixl {
 class NotificationPoller {
  public:
   // The counters must outlive it. Throws KV_INTERNAL.
-  NotificationPoller(capi::Agent agent, Counters& counters)
+  NotificationPoller(Agent agent, Counters& counters)
       : agent_(agent),
         counters_(counters),
         map_(make<OwnedNotifications>("KV_INTERNAL", "NIXL could not create a notification map", capi::create_notif_map)) {}
@@ -27,7 +26,7 @@ class NotificationPoller {
   // Removes errors that a backend keeps for the next caller, of which a poll takes one.
   void drain_errors() {
     int left = kMaxErrors;
-    while (left > 0 && capi::get_notifs(agent_, map_.get(), nullptr) != capi::kSuccess) --left;
+    while (left > 0 && capi::get_notifs(agent_, map_.get(), nullptr) != kSuccess) --left;
   }
 
  private:
@@ -36,7 +35,7 @@ class NotificationPoller {
   // An ended connection leaves an error per operation.
   static constexpr int kMaxErrors = 65'536;
 
-  capi::Agent agent_;
+  Agent agent_;
   Counters& counters_;
   bool enabled_ = false;
   OwnedNotifications map_;
@@ -44,7 +43,7 @@ class NotificationPoller {
 
 template <typename Receive, typename Lose>
 bool NotificationPoller::poll(Receive receive, Lose lose) {
-  if (!enabled_ || capi::get_notifs(agent_, map_.get(), nullptr) != capi::kSuccess) return false;
+  if (!enabled_ || capi::get_notifs(agent_, map_.get(), nullptr) != kSuccess) return false;
   size_t agents = 0;
   capi::notif_map_size(map_.get(), &agents);
   if (agents == 0) return false;
@@ -55,14 +54,14 @@ bool NotificationPoller::poll(Receive receive, Lose lose) {
   for (size_t index = 0; index < agents; ++index) {
     const char* from = nullptr;
     size_t count = 0;
-    if (capi::notif_map_get_agent_at(map_.get(), index, &from) != capi::kSuccess) break;
+    if (capi::notif_map_get_agent_at(map_.get(), index, &from) != kSuccess) break;
     capi::notif_map_get_notifs_size(map_.get(), from, &count);
     for (size_t number = 0; number < count; ++number) {
       const void* data = nullptr;
       size_t length = 0;
-      if (capi::notif_map_get_notif(map_.get(), from, number, &data, &length) != capi::kSuccess) continue;
+      if (capi::notif_map_get_notif(map_.get(), from, number, &data, &length) != kSuccess) continue;
       const auto* bytes = static_cast<const uint8_t*>(data);
-      receive(std::string(from), Bytes(bytes, bytes + length));
+      receive(string(from), Bytes(bytes, bytes + length));
       ++counters_.notifications_received;
     }
   }

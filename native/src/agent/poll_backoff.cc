@@ -6,8 +6,6 @@ namespace kv::nixl {
 
 namespace {
 
-using std::chrono::microseconds;
-
 // A pause is the time since the last work divided by kIdlePerPause, within these bounds.
 constexpr int kIdlePerPause = 64;
 constexpr auto kShortestPause = microseconds(20);
@@ -27,7 +25,7 @@ constexpr int kPollsAfterLongOne = 4;
 constexpr int kLongPollsForCertainty = 3;
 constexpr int kTypicalPollRise = 1024;
 // After this time without a short poll, empty polls may have become slower.
-constexpr auto kNoShortPoll = std::chrono::seconds(60);
+constexpr auto kNoShortPoll = seconds(60);
 // The distance of polls while slices are posted: a poll costs as much as a small slice.
 constexpr auto kPollWhilePosting = microseconds(100);
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <chrono>
+#include "library/std_names.h"
 
 namespace kv::nixl {
 
@@ -9,8 +9,6 @@ namespace kv::nixl {
 // progress only then.
 class PollBackoff {
  public:
-  using Clock = std::chrono::steady_clock;
-
   void worked(Clock::time_point at) { last_work_ = at; }
   // `reachable`: peers can reach memory here, so a long poll may have moved data for one.
   void polled(Clock::time_point start, Clock::time_point end, bool reachable);
@@ -20,7 +18,7 @@ class PollBackoff {
   Clock::time_point last_poll() const { return last_poll_; }
   // How long to sleep. `in_flight`: the agent has transfers. `agents`: how many of this process
   // poll.
-  std::chrono::microseconds pause(Clock::time_point now, bool reachable, bool in_flight, int agents) const;
+  microseconds pause(Clock::time_point now, bool reachable, bool in_flight, int agents) const;
 
  private:
   void record_duration(Clock::time_point end, Clock::duration poll);
@@ -31,7 +29,7 @@ class PollBackoff {
   int immediate_polls_ = 0;
   int long_polls_in_a_row_ = 0;
   // The duration of an empty poll right after another.
-  Clock::duration typical_poll_ = std::chrono::milliseconds(1);
+  Clock::duration typical_poll_ = milliseconds(1);
 };
 
 }  // namespace kv::nixl

@@ -1,22 +1,16 @@
 #pragma once
 
-#include <atomic>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <utility>
 #include <variant>
-#include <vector>
 
 #include "library/failure.h"
 
 namespace kv::nixl {
 
 // Metadata, or a notification's payload.
-using Bytes = std::vector<uint8_t>;
+using Bytes = vector<uint8_t>;
 
 // A command's result. The numbers are those of NativeOutcome.
-using EventValue = std::variant<std::monostate, double, std::string, Bytes, std::vector<double>>;
+using EventValue = std::variant<std::monostate, double, string, Bytes, vector<double>>;
 
 struct Event {
   // native.ts of @kv/nixl has the same values.
@@ -33,9 +27,9 @@ struct Event {
 
   Kind kind = Kind::settled;
   uint64_t ticket = 0;
-  std::optional<Failure> failure = {};
+  optional<Failure> failure = {};
   EventValue value = {};
-  std::string from = {};
+  string from = {};
 
   static Event settled(uint64_t ticket) { return {.kind = Kind::settled, .ticket = ticket}; }
   static Event released(uint64_t ticket) { return {.kind = Kind::released, .ticket = ticket}; }
@@ -45,18 +39,18 @@ struct Event {
 
 // The agent's thread writes these. JavaScript's thread also counts posts and transfers in flight.
 struct Counters {
-  std::atomic<uint64_t> transfers_posted{0};
-  std::atomic<uint64_t> transfers_done{0};
-  std::atomic<uint64_t> transfers_failed{0};
-  std::atomic<uint64_t> transfers_in_flight{0};
-  std::atomic<uint64_t> bytes_transferred{0};
-  std::atomic<uint64_t> notifications_sent{0};
-  std::atomic<uint64_t> notifications_received{0};
-  std::atomic<uint64_t> registrations{0};
-  std::atomic<uint64_t> prepared_lists{0};
-  std::atomic<uint64_t> remotes{0};
+  atomic<uint64_t> transfers_posted{0};
+  atomic<uint64_t> transfers_done{0};
+  atomic<uint64_t> transfers_failed{0};
+  atomic<uint64_t> transfers_in_flight{0};
+  atomic<uint64_t> bytes_transferred{0};
+  atomic<uint64_t> notifications_sent{0};
+  atomic<uint64_t> notifications_received{0};
+  atomic<uint64_t> registrations{0};
+  atomic<uint64_t> prepared_lists{0};
+  atomic<uint64_t> remotes{0};
   // The cost of an idle agent.
-  std::atomic<uint64_t> polls{0};
+  atomic<uint64_t> polls{0};
 };
 
 }  // namespace kv::nixl

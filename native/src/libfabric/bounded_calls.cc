@@ -2,14 +2,11 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
 
 #include <array>
-#include <atomic>
-#include <mutex>
 
 #include "repairs/repair.h"
 #include "repairs/replaced_calls.h"
@@ -19,13 +16,13 @@ namespace kv::nixl {
 namespace {
 
 // How long a live peer may take to accept a connection. Its thread may be in a copy.
-constexpr auto kConnectWait = std::chrono::seconds(2);
+constexpr auto kConnectWait = seconds(2);
 // For a peer that was just too slow, since others wait meanwhile.
-constexpr auto kConnectWaitAgain = std::chrono::milliseconds(50);
+constexpr auto kConnectWaitAgain = milliseconds(50);
 // After a longer pause, libfabric's next request to try again starts a new wait.
-constexpr auto kPauseOfRetries = std::chrono::milliseconds(100);
-constexpr auto kCheckInterval = std::chrono::milliseconds(2);
-constexpr auto kAskAgainInterval = std::chrono::milliseconds(250);
+constexpr auto kPauseOfRetries = milliseconds(100);
+constexpr auto kCheckInterval = milliseconds(2);
+constexpr auto kAskAgainInterval = milliseconds(250);
 
 thread_local BoundedCalls* current = nullptr;
 
@@ -64,13 +61,13 @@ struct Replaced {
   void* original;
 };
 std::array<Replaced, 32> replaced;
-std::atomic<size_t> replaced_count = 0;
+atomic<size_t> replaced_count = 0;
 
 // Threads replace functions one after another. A reader finds all that was added before its object
 // was made. Returns whether the table has the function.
 bool replace(void** table, size_t index, void* function) {
   static auto* const mutex = new std::mutex;
-  const std::lock_guard lock(*mutex);
+  const lock_guard lock(*mutex);
   const bool has_it = reinterpret_cast<uintptr_t>(table[0]) >= (index + 1) * sizeof(void*);
   if (!has_it) return false;
   if (table[index] == function) return true;
@@ -145,7 +142,7 @@ constexpr uint32_t kNewestMajor = 2;
 
 using OpenFabric = int (*)(FabricAttributes* attributes, Object** fabric, void* context);
 // Each agent's thread finds the same function. libfabric then stays loaded.
-std::atomic<OpenFabric> libfabric_open_fabric = nullptr;
+atomic<OpenFabric> libfabric_open_fabric = nullptr;
 
 int open_fabric(FabricAttributes* attributes, Object** fabric, void* context) {
   const bool is_tcp = attributes->provider != nullptr && strcmp(attributes->provider, "tcp") == 0;

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <chrono>
-
 #include "libfabric/peer_liveness.h"
 
 namespace kv::nixl {
@@ -30,8 +28,6 @@ class BoundedCalls {
   bool over();
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   PeerLiveness* const peer_;
   BoundedCalls* const outer_;
   // When libfabric last asked to try again, and when the present run began.

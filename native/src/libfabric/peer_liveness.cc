@@ -7,36 +7,32 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <string_view>
-
 namespace kv::nixl {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // The key of the address in connection data. The length of its value in 8 bytes follows, then the
 // value.
-constexpr std::string_view kEndpoint = "dest_data_ep_0";
+constexpr string_view kEndpoint = "dest_data_ep_0";
 // How long to wait for a replaced connection, from its beginning: those to several peers are made
 // together.
-constexpr auto kReconnectWait = std::chrono::milliseconds(250);
+constexpr auto kReconnectWait = milliseconds(250);
 // A host silent for this long is dead. The kernel repeats its request twice meanwhile. The child
 // process that checks metadata waits a little longer.
-constexpr auto kConnectTimeout = std::chrono::seconds(4);
+constexpr auto kConnectTimeout = seconds(4);
 // Keepalive notices a vanished host after 5 + 3 * 2 seconds.
 constexpr int kKeepIdleSeconds = 5;
 constexpr int kKeepIntervalSeconds = 2;
 constexpr int kKeepCount = 3;
 
 // Returns the size of the TCP address, or 0 if there is none.
-socklen_t read_address(const std::string& connection, sockaddr_storage& address) {
+socklen_t read_address(const string& connection, sockaddr_storage& address) {
   const size_t at = connection.find(kEndpoint);
   uint64_t length = 0;
-  if (at == std::string::npos || connection.size() - at < kEndpoint.size() + sizeof(length)) return 0;
-  const std::string_view rest = std::string_view(connection).substr(at + kEndpoint.size());
+  if (at == string::npos || connection.size() - at < kEndpoint.size() + sizeof(length)) return 0;
+  const string_view rest = string_view(connection).substr(at + kEndpoint.size());
   memcpy(&length, rest.data(), sizeof(length));
-  const std::string_view value = rest.substr(sizeof(length));
+  const string_view value = rest.substr(sizeof(length));
   sa_family_t family = 0;
   if (length > value.size() || length < sizeof(family)) return 0;
   memcpy(&family, value.data(), sizeof(family));
@@ -52,16 +48,16 @@ bool host_vanished(int error) { return error == ETIMEDOUT || error == EHOSTUNREA
 
 }  // namespace
 
-bool PeerLiveness::has_tcp_address(const std::string& connection) {
+bool PeerLiveness::has_tcp_address(const string& connection) {
   sockaddr_storage address{};
   return read_address(connection, address) != 0;
 }
 
-std::unique_ptr<PeerLiveness> PeerLiveness::connect_to(const std::string& connection) {
+unique_ptr<PeerLiveness> PeerLiveness::connect_to(const string& connection) {
   sockaddr_storage address{};
   const socklen_t size = read_address(connection, address);
   if (size == 0) return nullptr;
-  std::unique_ptr<PeerLiveness> liveness(new PeerLiveness(address, size));
+  unique_ptr<PeerLiveness> liveness(new PeerLiveness(address, size));
   if (!liveness->open_connection()) liveness->mark_dead();
   return liveness;
 }
@@ -133,7 +129,7 @@ bool PeerLiveness::check(bool wait) {
     if (!open_connection()) return mark_dead();
     if (!connecting_since_) return true;
   }
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*connecting_since_ + kReconnectWait - Clock::now());
+  const auto left = std::chrono::ceil<milliseconds>(*connecting_since_ + kReconnectWait - Clock::now());
   const bool waits = wait && reconnects_ && left > left.zero();
   return check_connecting(waits ? static_cast<int>(left.count()) : 0) || mark_dead();
 }

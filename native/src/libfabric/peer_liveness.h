@@ -2,10 +2,7 @@
 
 #include <sys/socket.h>
 
-#include <chrono>
-#include <memory>
-#include <optional>
-#include <string>
+#include "library/std_names.h"
 
 namespace kv::nixl {
 
@@ -15,9 +12,9 @@ namespace kv::nixl {
 class PeerLiveness {
  public:
   // Whether LIBFABRIC's connection data has a TCP address. EFA's has none.
-  static bool has_tcp_address(const std::string& connection);
+  static bool has_tcp_address(const string& connection);
   // Starts to connect. Null if the connection data has no address.
-  static std::unique_ptr<PeerLiveness> connect_to(const std::string& connection);
+  static unique_ptr<PeerLiveness> connect_to(const string& connection);
 
   ~PeerLiveness();
   PeerLiveness(const PeerLiveness&) = delete;
@@ -33,13 +30,13 @@ class PeerLiveness {
   void ask_again();
   bool connected() { return alive() && !connecting_since_; }
   // None while the process is alive.
-  const std::optional<std::chrono::steady_clock::time_point>& died_at() const { return died_at_; }
+  const optional<Clock::time_point>& died_at() const { return died_at_; }
   // The live process did not answer in time.
-  void note_slow() { slow_at_ = std::chrono::steady_clock::now(); }
+  void note_slow() { slow_at_ = Clock::now(); }
   // Whether that was in the last 10 s.
-  bool is_slow() const { return slow_at_ && std::chrono::steady_clock::now() - *slow_at_ < std::chrono::seconds(10); }
+  bool is_slow() const { return slow_at_ && Clock::now() - *slow_at_ < seconds(10); }
   // Zero while the process is alive.
-  std::chrono::steady_clock::duration dead_for() const;
+  Clock::duration dead_for() const;
 
  private:
   PeerLiveness(const sockaddr_storage& address, socklen_t length) : address_(address), length_(length) {}
@@ -54,11 +51,11 @@ class PeerLiveness {
   socklen_t length_;
   int socket_ = -1;
   // Set while the connection is being made.
-  std::optional<std::chrono::steady_clock::time_point> connecting_since_;
+  optional<Clock::time_point> connecting_since_;
   // An earlier connection has ended.
   bool reconnects_ = false;
-  std::optional<std::chrono::steady_clock::time_point> died_at_;
-  std::optional<std::chrono::steady_clock::time_point> slow_at_;
+  optional<Clock::time_point> died_at_;
+  optional<Clock::time_point> slow_at_;
 };
 
 }  // namespace kv::nixl

@@ -1,7 +1,5 @@
 #include "libfabric/safeguards.h"
 
-#include <utility>
-
 #include "peers/agent_metadata.h"
 
 namespace kv::nixl {
@@ -11,7 +9,7 @@ namespace {
 constexpr const char* kBackend = "LIBFABRIC";
 // How long after a peer's death NIXL gives up requests to it. By then its data has arrived or is
 // lost.
-constexpr auto kQuarantine = std::chrono::seconds(5);
+constexpr auto kQuarantine = seconds(5);
 // Attempts to load metadata while a peer's death explains NIXL's refusal.
 constexpr int kMaxLoads = 4;
 // NIXL 1.5.0 numbers LIBFABRIC peers with 8 bits and reuses no number.
@@ -22,20 +20,20 @@ constexpr int kMaxPeers = 255;
 constexpr int kMaxErrors = 16;
 // A death explains errors up to 5 s later and 500 ms earlier: the kernel ends a process's
 // connections one after another.
-constexpr auto kDeathBefore = std::chrono::seconds(5);
-constexpr auto kDeathAfter = std::chrono::milliseconds(500);
+constexpr auto kDeathBefore = seconds(5);
+constexpr auto kDeathAfter = milliseconds(500);
 
 constexpr size_t kPageBytes = 4096;
 
 // Only the middle of three pages is registered, so callers' memory never adjoins it. Rows that
 // leave it lie outside all registered memory.
-std::shared_ptr<Mapping> pages_with_target() {
+shared_ptr<Mapping> pages_with_target() {
   auto pages = Mapping::create(3 * kPageBytes, false);
-  pages->data()[kPageBytes] = std::byte{1};
+  pages->data()[kPageBytes] = byte{1};
   return pages;
 }
 
-PreparedHandle prepare_byte(capi::Agent agent, const char* code, const char* remote, capi::MemoryType type, uint64_t address, uint64_t device) {
+PreparedHandle prepare_byte(Agent agent, const char* code, const char* remote, MemoryType type, uint64_t address, uint64_t device) {
   const auto byte = make<OwnedXferList>(code, "NIXL could not create a descriptor list", capi::create_xfer_dlist, type);
   check(capi::xfer_dlist_add_desc(byte.get(), address, 1, device), code, "NIXL refused a descriptor");
   capi::PreparedDlist prepared = nullptr;
@@ -45,14 +43,14 @@ PreparedHandle prepare_byte(capi::Agent agent, const char* code, const char* rem
 
 }  // namespace
 
-LandingProbe::LandingProbe(capi::Agent agent)
+LandingProbe::LandingProbe(Agent agent)
     : agent_(agent),
       pages_(pages_with_target()),
-      registration_(agent, {.type = capi::MemoryType::dram, .address = target_address(), .length = kPageBytes, .device = 0}, {}, false,
-                    [](capi::Status status) {
-                      return Failure("KV_INTERNAL", std::string("NIXL could not register the target of landing probes: ") + describe(status));
+      registration_(agent, {.type = MemoryType::dram, .address = target_address(), .length = kPageBytes, .device = 0}, {}, false,
+                    [](Status status) {
+                      return Failure("KV_INTERNAL", string("NIXL could not register the target of landing probes: ") + describe(status));
                     }),
-      target_(prepare_byte(agent, "KV_INTERNAL", capi::kSelf, capi::MemoryType::dram, target_address(), 0)) {}
+      target_(prepare_byte(agent, "KV_INTERNAL", capi::kSelf, MemoryType::dram, target_address(), 0)) {}
 
 uint64_t LandingProbe::target_address() const { return pages_->address + kPageBytes; }
 
@@ -61,14 +59,14 @@ void LandingProbe::prepare(PreparedList& remote) const {
   remote.probe = prepare_byte(agent_, "KV_LIST_INVALID", remote.remote->c_str(), remote.type, first.address, first.device);
 }
 
-capi::Request LandingProbe::make(const PreparedList& remote) const {
+Request LandingProbe::make(const PreparedList& remote) const {
   const int first = 0;
-  capi::Request request = nullptr;
-  const capi::Status made = capi::make_xfer_req(agent_, capi::Operation::read, target_.get(), &first, 1, remote.probe.get(), &first, 1, &request, nullptr);
-  return made == capi::kSuccess ? request : nullptr;
+  Request request = nullptr;
+  const Status made = capi::make_xfer_req(agent_, Operation::read, target_.get(), &first, 1, remote.probe.get(), &first, 1, &request, nullptr);
+  return made == kSuccess ? request : nullptr;
 }
 
-void LibfabricSafeguards::require_tcp_address(const std::string& peer, const Connections& connections) {
+void LibfabricSafeguards::require_tcp_address(const string& peer, const Connections& connections) {
   const auto connection = connections.find(kBackend);
   if (!watch_peers_ || connection == connections.end()) return;
   if (!uses_tcp_) {
@@ -82,7 +80,7 @@ void LibfabricSafeguards::require_tcp_address(const std::string& peer, const Con
                 "pass the peer's localMetadata() whole, and use the same libfabric provider on both sides (FI_PROVIDER)");
 }
 
-std::unique_ptr<PeerLiveness> LibfabricSafeguards::start_watch(const std::string& peer, const Connections& connections,
+unique_ptr<PeerLiveness> LibfabricSafeguards::start_watch(const string& peer, const Connections& connections,
                                                                 bool same_process) {
   const auto connection = connections.find(kBackend);
   if (!watch_peers_ || connection == connections.end()) return nullptr;
@@ -92,7 +90,7 @@ std::unique_ptr<PeerLiveness> LibfabricSafeguards::start_watch(const std::string
   return PeerLiveness::connect_to(connection->second);
 }
 
-bool LibfabricSafeguards::answered(const std::string& peer, PeerLiveness* liveness) {
+bool LibfabricSafeguards::answered(const string& peer, PeerLiveness* liveness) {
   if (liveness == nullptr || liveness->connected()) return true;
   if (liveness->alive()) return false;
   throw Failure("KV_AGENT_METADATA_INVALID",
@@ -100,11 +98,11 @@ bool LibfabricSafeguards::answered(const std::string& peer, PeerLiveness* livene
                 "pass the metadata of the process that runs now");
 }
 
-void LibfabricSafeguards::keep_watch(const std::string& peer, std::unique_ptr<PeerLiveness> liveness) {
+void LibfabricSafeguards::keep_watch(const string& peer, unique_ptr<PeerLiveness> liveness) {
   if (liveness) watched_[peer] = std::move(liveness);
 }
 
-void LibfabricSafeguards::end_watch(const std::string& peer) {
+void LibfabricSafeguards::end_watch(const string& peer) {
   const auto found = watched_.find(peer);
   if (found == watched_.end()) return;
   note_death(*found->second);
@@ -115,33 +113,33 @@ bool LibfabricSafeguards::may_retry_load(int attempts) {
   return watch_peers_ && attempts < kMaxLoads && any_death_after(Clock::now() - kQuarantine);
 }
 
-std::optional<Failure> LibfabricSafeguards::peer_limit_reached(const std::string& peer) const {
-  if (!watch_peers_ || loaded_peers_ < kMaxPeers) return std::nullopt;
+optional<Failure> LibfabricSafeguards::peer_limit_reached(const string& peer) const {
+  if (!watch_peers_ || loaded_peers_ < kMaxPeers) return nullopt;
   return Failure("KV_AGENT_METADATA_INVALID",
-                 "NIXL refused the metadata of \"" + peer + "\": its LIBFABRIC plugin accepts at most " + std::to_string(kMaxPeers) +
+                 "NIXL refused the metadata of \"" + peer + "\": its LIBFABRIC plugin accepts at most " + to_string(kMaxPeers) +
                      " peers in an agent's life, counting those that were removed and added again",
                  "create a new agent");
 }
 
-PeerLiveness* LibfabricSafeguards::watch_of(const std::string& peer) const {
+PeerLiveness* LibfabricSafeguards::watch_of(const string& peer) const {
   if (!watch_peers_) return nullptr;
   const auto found = watched_.find(peer);
   return found == watched_.end() ? nullptr : found->second.get();
 }
 
-bool LibfabricSafeguards::is_dead(const std::string& peer) {
+bool LibfabricSafeguards::is_dead(const string& peer) {
   PeerLiveness* liveness = watch_of(peer);
   return liveness != nullptr && !liveness->alive();
 }
 
-LibfabricSafeguards::Clock::duration LibfabricSafeguards::dead_for(const std::string& peer) const {
+Clock::duration LibfabricSafeguards::dead_for(const string& peer) const {
   const PeerLiveness* liveness = watch_of(peer);
   return liveness == nullptr ? Clock::duration::zero() : liveness->dead_for();
 }
 
-bool LibfabricSafeguards::known_dead(const std::string& peer) const { return dead_for(peer) > Clock::duration::zero(); }
+bool LibfabricSafeguards::known_dead(const string& peer) const { return dead_for(peer) > Clock::duration::zero(); }
 
-bool LibfabricSafeguards::quarantine_over(const std::string& peer) const { return dead_for(peer) >= kQuarantine; }
+bool LibfabricSafeguards::quarantine_over(const string& peer) const { return dead_for(peer) >= kQuarantine; }
 
 bool LibfabricSafeguards::check_peers() {
   note_deaths();
@@ -167,7 +165,7 @@ bool LibfabricSafeguards::any_death_after(Clock::time_point time) {
   return last_death_ && *last_death_ > time;
 }
 
-bool LibfabricSafeguards::error_may_be_anothers(const std::string& peer) {
+bool LibfabricSafeguards::error_may_be_anothers(const string& peer) {
   PeerLiveness* liveness = watch_of(peer);
   if (liveness == nullptr) return false;
   poller_.drain_errors();
@@ -175,7 +173,7 @@ bool LibfabricSafeguards::error_may_be_anothers(const std::string& peer) {
   return liveness->alive();
 }
 
-bool AmbiguousFailure::record(capi::Request request, const Failure& failure) {
+bool AmbiguousFailure::record(Request request, const Failure& failure) {
   if (errors_ >= kMaxErrors || !safeguards_.error_may_be_anothers(peer_)) return false;
   ++errors_;
   if (!failure_) {
@@ -195,7 +193,7 @@ AmbiguousFailure::Step AmbiguousFailure::next_step(bool outcome_closed) {
   return Clock::now() - failed_at_ < kDeathAfter ? Step::wait : Step::fail;
 }
 
-std::vector<capi::Request> AmbiguousFailure::clear() {
+vector<Request> AmbiguousFailure::clear() {
   failure_.reset();
   probing_ = false;
   probe_succeeded_ = false;

@@ -12,10 +12,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <mutex>
-#include <string>
-#include <vector>
 
 #include "library/failure.h"
 #include "repairs/repair.h"
@@ -26,8 +22,8 @@ namespace kv::nixl {
 namespace {
 
 // Ascending.
-std::vector<int> open_descriptors() {
-  std::vector<int> open;
+vector<int> open_descriptors() {
+  vector<int> open;
   DIR* const folder = opendir("/proc/self/fd");
   if (folder == nullptr) return open;
   while (const dirent* entry = readdir(folder)) {
@@ -41,7 +37,7 @@ std::vector<int> open_descriptors() {
 }
 
 // What children may inherit. Never freed, since forks read it without a lock.
-const std::vector<int>* inherited = nullptr;
+const vector<int>* inherited = nullptr;
 
 void close_on_exec(unsigned first, unsigned last) {
   if (first > last) return;
@@ -76,7 +72,7 @@ std::mutex& reserve_mutex() {
   return *mutex;
 }
 int reserve = -1;
-std::atomic<uint64_t> refused = 0;
+atomic<uint64_t> refused = 0;
 
 int open_socket(int domain, int type, int protocol) { return socket(domain, type | SOCK_CLOEXEC, protocol); }
 int accept_connection(int socket, sockaddr* address, socklen_t* length) { return accept4(socket, address, length, SOCK_CLOEXEC); }
@@ -99,7 +95,7 @@ void pause() {
 void keep_descriptors_from_children() {
   static std::once_flag once;
   std::call_once(once, [] {
-    auto* const kept = new std::vector<int>;
+    auto* const kept = new vector<int>;
     for (const int descriptor : open_descriptors()) {
       const int flags = fcntl(descriptor, F_GETFD);
       if (descriptor > STDERR_FILENO && flags >= 0 && (flags & FD_CLOEXEC) == 0) kept->push_back(descriptor);
@@ -116,7 +112,7 @@ void close_descriptors_on_exec() {
 void require_descriptors(unsigned needed, const char* what) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
-  const std::vector<int> open = open_descriptors();
+  const vector<int> open = open_descriptors();
   // Without /proc, or a descriptor to read it, the next descriptor shows whether the limit is
   // reached.
   const int probe = open_reserve();
@@ -125,8 +121,8 @@ void require_descriptors(unsigned needed, const char* what) {
   const auto free = none || open.size() >= limit.rlim_cur ? 0 : limit.rlim_cur - open.size();
   if (free >= needed) return;
   throw Failure("KV_TRANSPORT_UNAVAILABLE",
-                std::string(what) + " needs " + std::to_string(needed) + " file descriptors, and " + std::to_string(free) + " of this process's " +
-                    std::to_string(limit.rlim_cur) + " are free",
+                string(what) + " needs " + to_string(needed) + " file descriptors, and " + to_string(free) + " of this process's " +
+                    to_string(limit.rlim_cur) + " are free",
                 "raise the limit (ulimit -n, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container), or close files, sockets or agents");
 }
 
@@ -134,7 +130,7 @@ int accept_or_refuse(int socket, sockaddr* address, socklen_t* length) {
   const int accepted = accept_connection(socket, address, length);
   if (accepted >= 0 || errno == EAGAIN || ends_listener(errno)) return accepted;
   if (lacks_descriptors(errno)) {
-    const std::lock_guard lock(reserve_mutex());
+    const lock_guard lock(reserve_mutex());
     if (reserve >= 0) close(reserve);
     const int taken = accept4(socket, nullptr, nullptr, SOCK_CLOEXEC);
     if (taken >= 0) {
@@ -154,7 +150,7 @@ void protect_listeners() {
   for (const char* const library : {"libucs", "libuct", "libfabric"}) replace_calls(library, "socket", reinterpret_cast<void*>(open_socket));
   replace_calls("libfabric", "accept", reinterpret_cast<void*>(accept_connection));
   if (!is_loaded("libucs") || !ucx_listener.wanted()) return;
-  const std::lock_guard lock(reserve_mutex());
+  const lock_guard lock(reserve_mutex());
   if (reserve < 0) reserve = open_reserve();
   if (replace_calls("libucs", "accept", reinterpret_cast<void*>(accept_or_refuse))) ucx_listener.held();
   else ucx_listener.failed("UCX's call of accept() is not there, or the system does not let it be replaced");

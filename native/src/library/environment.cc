@@ -7,9 +7,7 @@
 
 #include <algorithm>
 #include <initializer_list>
-#include <mutex>
 #include <sstream>
-#include <string_view>
 
 namespace kv::nixl {
 
@@ -26,11 +24,11 @@ bool has_infiniband() {
 
 // UCX warns of variables of transports that it does not use. `transports` is UCX_TLS: allowed
 // names, or forbidden ones after a ^.
-bool allows(const std::string& transports, std::initializer_list<std::string_view> own) {
+bool allows(const string& transports, std::initializer_list<string_view> own) {
   const bool excludes = transports.starts_with('^');
   std::istringstream names(excludes ? transports.substr(1) : transports);
   bool named = false;
-  for (std::string name; std::getline(names, name, ',');) {
+  for (string name; std::getline(names, name, ',');) {
     named = named || std::ranges::find(own, name) != own.end() || (name == "all" && !excludes);
   }
   return transports.empty() || named != excludes;
@@ -52,7 +50,7 @@ std::shared_mutex& environment_mutex() {
 }
 
 // NIXL's defaults. `transports` is UCX_TLS.
-Variables defaults(const std::string& transports) {
+Variables defaults(const string& transports) {
   // Bounds UCX's registration cache, as vLLM does before it imports NIXL.
   Variables variables{{"UCX_RCACHE_MAX_UNRELEASED", "1024"}};
   // UCX tests its memory hooks with sbrk. If another thread's malloc calls sbrk meanwhile, UCX
@@ -79,9 +77,9 @@ Variables defaults(const std::string& transports) {
 
 std::shared_lock<std::shared_mutex> reading_environment() { return std::shared_lock(environment_mutex()); }
 
-std::optional<Variables> prepare_environment(const Variables& wanted) {
+optional<Variables> prepare_environment(const Variables& wanted) {
   const char* const set_transports = getenv("UCX_TLS");
-  std::string transports = set_transports == nullptr ? "" : set_transports;
+  string transports = set_transports == nullptr ? "" : set_transports;
   Variables to_set;
   for (const auto& variable : wanted) {
     const char* now = getenv(variable.first.c_str());
@@ -95,7 +93,7 @@ std::optional<Variables> prepare_environment(const Variables& wanted) {
   }
   if (to_set.empty() && unset.empty()) return Variables();
   const std::unique_lock lock(environment_mutex(), std::try_to_lock);
-  if (!lock.owns_lock()) return std::nullopt;
+  if (!lock.owns_lock()) return nullopt;
   for (const auto& [name, value] : to_set) setenv(name.c_str(), value.c_str(), 1);
   std::erase_if(unset, [](const auto& variable) { return setenv(variable.first.c_str(), variable.second.c_str(), 0) != 0; });
   return unset;

@@ -7,10 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <mutex>
-#include <vector>
 
 #include "library/monotonic_condition.h"
 
@@ -19,12 +15,12 @@ namespace kv::nixl {
 namespace {
 
 // For all agents together. Posting a slice and destroying an agent take 150 ms.
-constexpr auto kExitTimeout = std::chrono::milliseconds(2000);
+constexpr auto kExitTimeout = milliseconds(2000);
 
 struct RunningThreads {
   std::mutex mutex;
   MonotonicCondition changed;
-  std::vector<std::shared_ptr<StoppableThread>> threads;
+  vector<shared_ptr<StoppableThread>> threads;
 };
 
 // Never destroyed, since it is used after static destructors have begun.
@@ -83,15 +79,15 @@ void install_exit_handler() {
 #endif
 }
 
-void add_running_thread(std::shared_ptr<StoppableThread> thread) {
+void add_running_thread(shared_ptr<StoppableThread> thread) {
   RunningThreads& all = running();
-  const std::lock_guard lock(all.mutex);
+  const lock_guard lock(all.mutex);
   all.threads.push_back(std::move(thread));
 }
 
 void remove_running_thread(const StoppableThread* thread) {
   RunningThreads& all = running();
-  const std::lock_guard lock(all.mutex);
+  const lock_guard lock(all.mutex);
   std::erase_if(all.threads, [&](const auto& entry) { return entry.get() == thread; });
   all.changed.notify_all();
 }

@@ -8,7 +8,7 @@
 // synchronously.
 #pragma once
 
-#include <memory>
+#include "library/std_names.h"
 
 namespace kv::nixl {
 
@@ -29,7 +29,7 @@ void await_thread_end(const StoppableThread* thread);
 // loading more.
 void install_exit_handler();
 
-void add_running_thread(std::shared_ptr<StoppableThread> thread);
+void add_running_thread(shared_ptr<StoppableThread> thread);
 void remove_running_thread(const StoppableThread* thread);
 
 }  // namespace kv::nixl

@@ -4,8 +4,7 @@
 #include <pthread.h>
 #include <time.h>
 
-#include <chrono>
-#include <mutex>
+#include "library/std_names.h"
 
 namespace kv::nixl {
 
@@ -30,12 +29,12 @@ class MonotonicCondition {
 
   // Waits with the lock released. Returns `holds()`.
   template <typename Holds>
-  bool wait_for(std::unique_lock<std::mutex>& lock, std::chrono::microseconds longest, Holds holds) {
+  bool wait_for(std::unique_lock<std::mutex>& lock, microseconds longest, Holds holds) {
     timespec until{};
     clock_gettime(CLOCK_MONOTONIC, &until);
-    const auto nanoseconds = std::chrono::nanoseconds(longest % std::chrono::seconds(1)).count() + until.tv_nsec;
-    until.tv_sec += std::chrono::duration_cast<std::chrono::seconds>(longest).count() + nanoseconds / 1'000'000'000;
-    until.tv_nsec = nanoseconds % 1'000'000'000;
+    const auto fraction = nanoseconds(longest % seconds(1)).count() + until.tv_nsec;
+    until.tv_sec += std::chrono::duration_cast<seconds>(longest).count() + fraction / 1'000'000'000;
+    until.tv_nsec = fraction % 1'000'000'000;
     while (!holds()) {
       if (pthread_cond_timedwait(&condition_, lock.mutex()->native_handle(), &until) == ETIMEDOUT) return holds();
     }

@@ -128,3 +128,16 @@ struct XferTelemetry {
   FUNCTION(notif_map_clear, NotifMap)
 
 }  // namespace kv::nixl::capi
+
+namespace kv::nixl {
+
+using capi::Agent;
+using capi::kInProgress;
+using capi::kSuccess;
+using capi::MemoryType;
+using capi::Operation;
+using capi::Request;
+using capi::Status;
+using capi::XferDlist;
+
+}  // namespace kv::nixl

@@ -4,9 +4,6 @@
 #include <limits.h>
 #include <stdlib.h>
 
-#include <atomic>
-#include <mutex>
-
 #include "library/descriptors.h"
 #include "library/exit_guard.h"
 
@@ -15,26 +12,26 @@ namespace kv::nixl {
 namespace {
 
 // Never destroyed: agents' threads may use it while the process exits.
-std::atomic<const std::string*> loaded{nullptr};
+atomic<const string*> loaded{nullptr};
 
 // One name per file. The loader resolves a bare soname.
-std::string canonical(const std::string& path) {
-  if (path.find('/') == std::string::npos) return path;
+string canonical(const string& path) {
+  if (path.find('/') == string::npos) return path;
   char resolved[PATH_MAX];
-  return realpath(path.c_str(), resolved) == nullptr ? path : std::string(resolved);
+  return realpath(path.c_str(), resolved) == nullptr ? path : string(resolved);
 }
 
 // NODELETE: NIXL's threads and thread-local state outlive a worker.
-void* open_library(const std::string& path, const char* code, const std::string& hint) {
+void* open_library(const string& path, const char* code, const string& hint) {
   void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle != nullptr) return handle;
   const char* reason = dlerror();
   throw Failure(code, "the loader refused " + path + ": " + (reason == nullptr ? "no reason given" : reason), hint);
 }
 
-void bind(const std::string& path) {
+void bind(const string& path) {
   void* const handle = open_library(path, "KV_LIBRARY_INCOMPATIBLE", "run: npx --no-install kv-nixl install");
-  std::string first_missing;
+  string first_missing;
   int missing = 0;
 #define KV_NIXL_BIND(name, ...)                                                                 \
   capi::name = reinterpret_cast<decltype(capi::name)>(dlsym(handle, "nixl_capi_" #name)); \
@@ -43,7 +40,7 @@ void bind(const std::string& path) {
 #undef KV_NIXL_BIND
   if (missing > 0) {
     throw Failure("KV_LIBRARY_INCOMPATIBLE",
-                  path + " lacks " + std::to_string(missing) + " of NIXL's functions, " + first_missing + " first",
+                  path + " lacks " + to_string(missing) + " of NIXL's functions, " + first_missing + " first",
                   "NIXL 1.5.0 works: npx --no-install kv-nixl install");
   }
   auto* is_stub = reinterpret_cast<bool (*)()>(dlsym(handle, "nixl_capi_is_stub"));
@@ -57,11 +54,11 @@ void bind(const std::string& path) {
 
 bool is_nixl_loaded() { return loaded != nullptr; }
 
-void load_nixl(const std::string& path) {
+void load_nixl(const string& path) {
   static std::mutex* mutex = new std::mutex;
-  const std::lock_guard lock(*mutex);
-  const std::string wanted = canonical(path);
-  if (const std::string* present = loaded; present != nullptr) {
+  const lock_guard lock(*mutex);
+  const string wanted = canonical(path);
+  if (const string* present = loaded; present != nullptr) {
     if (*present == wanted) return;
     throw Failure("KV_LIBRARY_INCOMPATIBLE",
                   "this process has already loaded NIXL from " + *present + " and cannot load " + wanted + " as well",
@@ -69,19 +66,19 @@ void load_nixl(const std::string& path) {
   }
   keep_descriptors_from_children();
   bind(wanted);
-  loaded = new std::string(wanted);
+  loaded = new string(wanted);
   install_exit_handler();
 }
 
-void preload_library(const std::string& path) {
+void preload_library(const string& path) {
   open_library(path, "KV_BACKEND_UNAVAILABLE", "install it again: npx --no-install kv-nixl install --with libfabric");
 }
 
-std::string plugin_load_error(const std::string& backend) {
+string plugin_load_error(const string& backend) {
   const char* folder = getenv("NIXL_PLUGIN_DIR");
-  const std::string& path = *loaded;
-  const std::string beside = path.substr(0, path.find_last_of('/') + 1) + "plugins";
-  const std::string file = (folder != nullptr && *folder != '\0' ? std::string(folder) : beside) + "/libplugin_" + backend + ".so";
+  const string& path = *loaded;
+  const string beside = path.substr(0, path.find_last_of('/') + 1) + "plugins";
+  const string file = (folder != nullptr && *folder != '\0' ? string(folder) : beside) + "/libplugin_" + backend + ".so";
   void* handle = dlopen(file.c_str(), RTLD_LAZY | RTLD_LOCAL);
   if (handle != nullptr) {
     dlclose(handle);

@@ -1,11 +1,8 @@
 #pragma once
 
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <functional>
-#include <memory>
-#include <vector>
+
+#include "library/std_names.h"
 
 namespace kv::nixl {
 
@@ -27,13 +24,11 @@ class AllocatedMemory {
   // Bytes.
   const uint64_t length;
   // Registrations and copies under way. The owner must keep the memory meanwhile.
-  std::atomic<uint32_t> pins{0};
+  atomic<uint32_t> pins{0};
 
-  // Copies all runs, in order, into consecutive bytes. Throws KV_MEMORY_INVALID.
-  virtual void gather(const std::vector<ByteRun>& runs, std::byte* bytes) const = 0;
-  // Copies consecutive bytes into all runs, and returns when they are in place. Throws
-  // KV_MEMORY_INVALID.
-  virtual void scatter(const std::vector<ByteRun>& runs, const std::byte* bytes) const = 0;
+  // Copies all runs, in order, into consecutive bytes, or these into the runs. Returns when the
+  // bytes are in place. Throws KV_MEMORY_INVALID.
+  virtual void copy(bool gathers, const vector<ByteRun>& runs, byte* bytes) const = 0;
   // Calls `ready`, which must not throw, once transfers may use the memory, perhaps on another
   // thread.
   virtual void when_touched(std::function<void()> ready) { ready(); }
@@ -41,12 +36,12 @@ class AllocatedMemory {
 
 class Pin {
  public:
-  explicit Pin(std::shared_ptr<AllocatedMemory> memory) : memory(std::move(memory)) { ++this->memory->pins; }
+  explicit Pin(shared_ptr<AllocatedMemory> memory) : memory(std::move(memory)) { ++this->memory->pins; }
   ~Pin() { --memory->pins; }
   Pin(const Pin&) = delete;
   Pin& operator=(const Pin&) = delete;
 
-  const std::shared_ptr<AllocatedMemory> memory;
+  const shared_ptr<AllocatedMemory> memory;
 };
 
 }  // namespace kv::nixl

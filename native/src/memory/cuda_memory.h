@@ -10,16 +10,13 @@ class CudaMemory : public AllocatedMemory {
   // Allocates in the device's primary context, as CUDA's runtime does. Throws
   // KV_TRANSPORT_UNSUPPORTED without a driver or device, and KV_MEMORY_INVALID where the driver
   // refuses.
-  static std::shared_ptr<CudaMemory> create(uint64_t length, int device);
+  static shared_ptr<CudaMemory> create(uint64_t length, int device);
   ~CudaMemory() override;
 
-  void gather(const std::vector<ByteRun>& runs, std::byte* bytes) const override;
-  void scatter(const std::vector<ByteRun>& runs, const std::byte* bytes) const override;
+  void copy(bool gathers, const vector<ByteRun>& runs, byte* bytes) const override;
 
  private:
   CudaMemory(uint64_t address, uint64_t length, void* context) : AllocatedMemory(address, length), context_(context) {}
-  template <typename Copy, typename Byte>
-  void copy_runs(const std::vector<ByteRun>& runs, Byte* bytes, Copy copy, const char* what) const;
 
   void* context_;
 };

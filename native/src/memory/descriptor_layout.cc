@@ -1,8 +1,6 @@
 #include "memory/descriptor_layout.h"
 
 #include <algorithm>
-#include <string>
-#include <utility>
 
 #include "library/failure.h"
 
@@ -14,12 +12,12 @@ constexpr uint64_t kMaxDescriptors = 1ull << 26;
 // Rows between two checks for the environment's end.
 constexpr size_t kRowsPerStopCheck = 1u << 16;
 
-Failure invalid(size_t row, const std::string& what) {
-  return Failure("KV_LIST_INVALID", "row " + std::to_string(row) + " of the descriptor table: " + what);
+Failure invalid(size_t row, const string& what) {
+  return Failure("KV_LIST_INVALID", "row " + to_string(row) + " of the descriptor table: " + what);
 }
 
 [[gnu::cold, gnu::noinline]] Failure not_an_integer(double value, size_t row, const char* name) {
-  return invalid(row, std::string(name) + " is " + std::to_string(value) + ", not an integer from 0 to 2^53 - 1");
+  return invalid(row, string(name) + " is " + to_string(value) + ", not an integer from 0 to 2^53 - 1");
 }
 
 inline uint64_t integer(double value, size_t row, const char* name) {
@@ -32,13 +30,13 @@ inline uint64_t integer(double value, size_t row, const char* name) {
 
 }  // namespace
 
-std::vector<Row> read_rows(const DescriptorTable& table, bool zero_address_allowed, const std::atomic<bool>& stopping) {
+vector<Row> read_rows(const DescriptorTable& table, bool zero_address_allowed, const atomic<bool>& stopping) {
   const size_t count = table.count();
   if (count == 0 || count % kRowNumbers != 0) {
     throw Failure("KV_LIST_INVALID", "a descriptor table has rows of 5 numbers and at least one row; this one has " +
-                                         std::to_string(count) + " numbers");
+                                         to_string(count) + " numbers");
   }
-  std::vector<Row> rows;
+  vector<Row> rows;
   rows.reserve(count / kRowNumbers);
   uint64_t descriptors = 0;
   for (size_t index = 0; index < count / kRowNumbers; ++index) {
@@ -51,7 +49,7 @@ std::vector<Row> read_rows(const DescriptorTable& table, bool zero_address_allow
     if (row.length == 0) throw invalid(index, "length is 0");
     if (row.count == 0) throw invalid(index, "count is 0");
     if (row.count > kMaxDescriptors || (descriptors += row.count) > kMaxDescriptors) {
-      throw invalid(index, "more than " + std::to_string(kMaxDescriptors) + " descriptors in one list");
+      throw invalid(index, "more than " + to_string(kMaxDescriptors) + " descriptors in one list");
     }
     // In doubles, since integers may overflow. Rounding near 2^53 does not matter.
     if (number[0] + (number[4] - 1) * number[3] + number[1] >= kExact) throw invalid(index, "it ends beyond 2^53");
@@ -60,7 +58,7 @@ std::vector<Row> read_rows(const DescriptorTable& table, bool zero_address_allow
   return rows;
 }
 
-DescriptorLayout::DescriptorLayout(std::vector<Row> rows) : rows_(std::move(rows)) {
+DescriptorLayout::DescriptorLayout(vector<Row> rows) : rows_(std::move(rows)) {
   starts_.reserve(rows_.size() + 1);
   starts_.push_back(0);
   uniform_length_ = rows_.front().length;
@@ -81,11 +79,11 @@ void DescriptorLayout::Cursor::find_row(uint32_t index) {
   row_ = static_cast<size_t>(std::upper_bound(starts.begin(), starts.end(), index) - starts.begin()) - 1;
 }
 
-void add_descriptor(capi::XferDlist list, uint64_t address, uint64_t length, uint64_t device) {
+void add_descriptor(XferDlist list, uint64_t address, uint64_t length, uint64_t device) {
   check(capi::xfer_dlist_add_desc(list, address, length, device), "KV_LIST_INVALID", "NIXL refused a descriptor");
 }
 
-void add_each_descriptor(capi::XferDlist list, const std::vector<Row>& rows) {
+void add_each_descriptor(XferDlist list, const vector<Row>& rows) {
   for (const Row& row : rows) {
     uint64_t address = row.address;
     for (uint64_t index = 0; index < row.count; ++index, address += row.stride) {
@@ -94,7 +92,7 @@ void add_each_descriptor(capi::XferDlist list, const std::vector<Row>& rows) {
   }
 }
 
-void add_row_spans(capi::XferDlist list, const std::vector<Row>& rows) {
+void add_row_spans(XferDlist list, const vector<Row>& rows) {
   for (const Row& row : rows) add_descriptor(list, row.address, row.span(), row.device);
 }
 

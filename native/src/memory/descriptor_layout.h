@@ -1,11 +1,5 @@
 #pragma once
 
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <utility>
-#include <vector>
-
 #include "library/nixl_library.h"
 
 namespace kv::nixl {
@@ -41,26 +35,26 @@ class DescriptorTable {
   size_t count() const { return count_; }
 
  private:
-  DescriptorTable(std::vector<double> copy, const double* view, size_t count) : copy_(std::move(copy)), view_(view), count_(count) {}
+  DescriptorTable(vector<double> copy, const double* view, size_t count) : copy_(std::move(copy)), view_(view), count_(count) {}
 
-  std::vector<double> copy_;
+  vector<double> copy_;
   const double* view_;
   size_t count_;
 };
 
 // Storage allows the address 0. Throws KV_LIST_INVALID with the row and the value, and
 // KV_AGENT_CLOSED soon after `stopping` is set.
-std::vector<Row> read_rows(const DescriptorTable& table, bool zero_address_allowed, const std::atomic<bool>& stopping);
+vector<Row> read_rows(const DescriptorTable& table, bool zero_address_allowed, const atomic<bool>& stopping);
 
 // Finds a prepared list's descriptor by index. Keeps rows, so memory does not grow with
 // descriptors. Immutable, so any thread may read it.
 class DescriptorLayout {
  public:
   // Takes at least one row, as `read_rows` returns.
-  explicit DescriptorLayout(std::vector<Row> rows);
+  explicit DescriptorLayout(vector<Row> rows);
 
   uint32_t count() const { return starts_.back(); }
-  const std::vector<Row>& rows() const { return rows_; }
+  const vector<Row>& rows() const { return rows_; }
   // 0 if the lengths differ.
   uint64_t uniform_length() const { return uniform_length_; }
   // Whether each descriptor of a row begins where the one before it ends.
@@ -91,18 +85,18 @@ class DescriptorLayout {
   };
 
  private:
-  std::vector<Row> rows_;
+  vector<Row> rows_;
   // The index of each row's first descriptor, then the total.
-  std::vector<uint32_t> starts_;
+  vector<uint32_t> starts_;
   uint64_t uniform_length_ = 0;
   bool contiguous_ = true;
 };
 
 // All throw KV_LIST_INVALID.
-void add_descriptor(capi::XferDlist list, uint64_t address, uint64_t length, uint64_t device);
+void add_descriptor(XferDlist list, uint64_t address, uint64_t length, uint64_t device);
 // Adds every descriptor, in order.
-void add_each_descriptor(capi::XferDlist list, const std::vector<Row>& rows);
+void add_each_descriptor(XferDlist list, const vector<Row>& rows);
 // Adds one descriptor per row, from its first byte to its last.
-void add_row_spans(capi::XferDlist list, const std::vector<Row>& rows);
+void add_row_spans(XferDlist list, const vector<Row>& rows);
 
 }  // namespace kv::nixl

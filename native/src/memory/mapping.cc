@@ -1,17 +1,13 @@
 #include "memory/mapping.h"
 
 #include <errno.h>
-#include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <string>
 #include <system_error>
 #include <thread>
-#include <utility>
 
 #include "library/failure.h"
 
@@ -29,20 +25,20 @@ constexpr size_t kHugePage = 2u << 20;
 void* map(size_t length, int flags) {
   void* address = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
   if (address != MAP_FAILED) return address;
-  throw Failure("KV_MEMORY_INVALID", "cannot map " + std::to_string(length) + " bytes: " + strerror(errno));
+  throw Failure("KV_MEMORY_INVALID", "cannot map " + to_string(length) + " bytes: " + strerror(errno));
 }
 
 constexpr size_t kTouchedAtOnce = 64u << 20;
 // Fragmented memory makes huge pages slow to find. After this much more time than zeroing takes,
 // small pages will do.
-constexpr auto kMostSearching = std::chrono::seconds(5);
-constexpr auto kZeroing = std::chrono::milliseconds(100);
+constexpr auto kMostSearching = seconds(5);
+constexpr auto kZeroing = milliseconds(100);
 
 void* map_at_huge_page(size_t length) {
-  auto* first = static_cast<std::byte*>(map(length + kHugePage, 0));
+  auto* first = static_cast<byte*>(map(length + kHugePage, 0));
   const size_t before = -reinterpret_cast<uintptr_t>(first) % kHugePage;
   if (before > 0) munmap(first, before);
-  std::byte* address = first + before;
+  byte* address = first + before;
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   const size_t used = (length + page - 1) / page * page;
   munmap(address + used, kHugePage - before);
@@ -51,13 +47,13 @@ void* map_at_huge_page(size_t length) {
 
 }  // namespace
 
-std::shared_ptr<Mapping> Mapping::create(size_t length, bool populate) {
+shared_ptr<Mapping> Mapping::create(size_t length, bool populate) {
   if (!populate) {
-    std::shared_ptr<Mapping> mapping(new Mapping(map(length, MAP_NORESERVE), length));
+    shared_ptr<Mapping> mapping(new Mapping(map(length, MAP_NORESERVE), length));
     mapping->touched_ = true;
     return mapping;
   }
-  std::shared_ptr<Mapping> mapping(new Mapping(length < kHugePage ? map(length, 0) : map_at_huge_page(length), length));
+  shared_ptr<Mapping> mapping(new Mapping(length < kHugePage ? map(length, 0) : map_at_huge_page(length), length));
   try {
     // The thread keeps the mapping until it ends. Nothing in it throws.
     std::thread([mapping] {
@@ -65,7 +61,7 @@ std::shared_ptr<Mapping> Mapping::create(size_t length, bool populate) {
       mapping->mark_touched();
     }).detach();
   } catch (const std::system_error& error) {
-    throw Failure("KV_MEMORY_INVALID", std::string("the thread that touches the memory could not be started: ") + error.what(),
+    throw Failure("KV_MEMORY_INVALID", string("the thread that touches the memory could not be started: ") + error.what(),
                   "raise the limit of threads (ulimit -u, pids.max of the control group), or leave the pages untouched: populate: false");
   }
   return mapping;
@@ -73,23 +69,17 @@ std::shared_ptr<Mapping> Mapping::create(size_t length, bool populate) {
 
 Mapping::~Mapping() { munmap(data(), length); }
 
-void Mapping::gather(const std::vector<ByteRun>& runs, std::byte* bytes) const {
-  for (const ByteRun& run : runs) {
-    if (run.length > 0) memcpy(bytes, data() + run.offset, run.length);
-    bytes += run.length;
-  }
-}
-
-void Mapping::scatter(const std::vector<ByteRun>& runs, const std::byte* bytes) const {
-  for (const ByteRun& run : runs) {
-    if (run.length > 0) memcpy(data() + run.offset, bytes, run.length);
-    bytes += run.length;
+void Mapping::copy(bool gathers, const vector<ByteRun>& runs, byte* bytes) const {
+  for (const auto& [offset, length] : runs) {
+    byte* const own = data() + offset;
+    if (length > 0) memcpy(gathers ? bytes : own, gathers ? own : bytes, length);
+    bytes += length;
   }
 }
 
 void Mapping::when_touched(std::function<void()> ready) {
   {
-    const std::lock_guard lock(mutex_);
+    const lock_guard lock(mutex_);
     if (!touched_) {
       waiting_.push_back(std::move(ready));
       return;
@@ -99,9 +89,9 @@ void Mapping::when_touched(std::function<void()> ready) {
 }
 
 void Mapping::mark_touched() {
-  std::vector<std::function<void()>> waiting;
+  vector<std::function<void()>> waiting;
   {
-    const std::lock_guard lock(mutex_);
+    const lock_guard lock(mutex_);
     touched_ = true;
     waiting.swap(waiting_);
   }
@@ -111,7 +101,6 @@ void Mapping::mark_touched() {
 void Mapping::release_pages() const { madvise(data(), length, MADV_DONTNEED); }
 
 void Mapping::touch() const {
-  using Clock = std::chrono::steady_clock;
   Clock::duration searching{};
   for (size_t offset = 0; offset < length; offset += kTouchedAtOnce) {
     const size_t count = std::min(kTouchedAtOnce, length - offset);

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <mutex>
-
 #include "memory/allocated_memory.h"
 
 namespace kv::nixl {
@@ -12,12 +10,11 @@ namespace kv::nixl {
 class Mapping : public AllocatedMemory {
  public:
   // Without `populate`, a page takes memory at its first use. Throws KV_MEMORY_INVALID.
-  static std::shared_ptr<Mapping> create(size_t length, bool populate);
+  static shared_ptr<Mapping> create(size_t length, bool populate);
   ~Mapping() override;
 
-  std::byte* data() const { return reinterpret_cast<std::byte*>(address); }
-  void gather(const std::vector<ByteRun>& runs, std::byte* bytes) const override;
-  void scatter(const std::vector<ByteRun>& runs, const std::byte* bytes) const override;
+  byte* data() const { return reinterpret_cast<byte*>(address); }
+  void copy(bool gathers, const vector<ByteRun>& runs, byte* bytes) const override;
   void when_touched(std::function<void()> ready) override;
 
   // Frees the memory but keeps its addresses, which then read as zeros.
@@ -32,7 +29,7 @@ class Mapping : public AllocatedMemory {
   std::mutex mutex_;
   bool touched_ = false;
   // Called once the pages are touched.
-  std::vector<std::function<void()>> waiting_;
+  vector<std::function<void()>> waiting_;
 };
 
 }  // namespace kv::nixl

@@ -1,11 +1,5 @@
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "memory/descriptor_layout.h"
 
 namespace kv::nixl {
@@ -16,17 +10,17 @@ struct RegisteredMemory;
 struct Closable {
   uint32_t users = 0;
   // The close that waits for those transfers.
-  std::optional<uint64_t> close_ticket;
+  optional<uint64_t> close_ticket;
 };
 
 // Both threads read the layout; the rest is the agent's thread's.
 struct PreparedList : Closable {
-  PreparedList(std::optional<std::string> remote, capi::MemoryType type, DescriptorLayout layout)
+  PreparedList(optional<string> remote, MemoryType type, DescriptorLayout layout)
       : remote(std::move(remote)), type(type), layout(std::move(layout)) {}
 
   // A peer's name, or the agent's own. None for a local list.
-  const std::optional<std::string> remote;
-  const capi::MemoryType type;
+  const optional<string> remote;
+  const MemoryType type;
   const DescriptorLayout layout;
   // False for parts of objects, which are only written whole. Set before JavaScript learns of the
   // list.
@@ -45,7 +39,7 @@ struct PreparedList : Closable {
   // The first byte of a peer's memory, for LandingProbe.
   PreparedHandle probe;
   // The registrations of its rows, unless they are a peer's.
-  std::vector<RegisteredMemory*> memories;
+  vector<RegisteredMemory*> memories;
   // The peer's memory is gone, or NIXL dropped it: only a release is allowed.
   bool dropped = false;
 };

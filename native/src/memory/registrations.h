@@ -1,13 +1,7 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <list>
-#include <memory>
-#include <string>
-#include <unordered_map>
-#include <vector>
 
 #include "agent/backends.h"
 #include "memory/allocated_memory.h"
@@ -19,12 +13,12 @@ namespace kv::nixl {
 // is 0. For a file, the device is its descriptor and the address an offset. For an object, the
 // caller chooses the device.
 struct MemoryRange {
-  capi::MemoryType type = capi::MemoryType::dram;
+  MemoryType type = MemoryType::dram;
   uint64_t address = 0;
   uint64_t length = 0;
   uint64_t device = 0;
   // Only objects have one.
-  std::string key = {};
+  string key = {};
 
   // One past the last byte.
   uint64_t end() const { return address + length; }
@@ -38,19 +32,19 @@ struct MemoryRange {
 };
 
 // For error messages.
-std::string describe(const MemoryRange& range);
+string describe(const MemoryRange& range);
 // Throws KV_MEMORY_INVALID.
-OwnedRegList make_registration_list(capi::MemoryType type);
-capi::Status add_range(const OwnedRegList& list, const MemoryRange& range);
+OwnedRegList make_registration_list(MemoryType type);
+Status add_range(const OwnedRegList& list, const MemoryRange& range);
 
 struct MemoryToRegister {
   MemoryRange range;
   // Ask CUDA's driver whether this is device memory.
   bool ask_cuda = false;
   // Set if the addon allocated the memory.
-  std::shared_ptr<Pin> pin;
+  shared_ptr<Pin> pin;
   // None for all that support the memory.
-  std::vector<std::string> backends;
+  vector<string> backends;
 };
 
 // Registers a range with NIXL until it is destroyed.
@@ -60,18 +54,18 @@ class NixlRegistration {
   // Remembers them, since NIXL would fail to deregister from later backends. `all`: every backend
   // must register it, not only one. Throws `refused(status)`.
   template <typename Refused>
-  NixlRegistration(capi::Agent agent, const MemoryRange& range, std::vector<OwnedOptions> options, bool all, Refused refused)
+  NixlRegistration(Agent agent, const MemoryRange& range, vector<OwnedOptions> options, bool all, Refused refused)
       : agent_(agent), list_(make_registration_list(range.type)) {
-    capi::Status status = add_range(list_, range);
-    if (status != capi::kSuccess) throw refused(status);
+    Status status = add_range(list_, range);
+    if (status != kSuccess) throw refused(status);
     if (options.empty()) options.emplace_back();
     registered_.reserve(options.size());
     for (auto& backend : options) {
-      const capi::Status registered = capi::register_mem(agent, list_.get(), backend.get());
-      if (registered == capi::kSuccess) registered_.push_back(std::move(backend));
+      const Status registered = capi::register_mem(agent, list_.get(), backend.get());
+      if (registered == kSuccess) registered_.push_back(std::move(backend));
       else status = registered;
     }
-    if (!registered_.empty() && (status == capi::kSuccess || !all)) return;
+    if (!registered_.empty() && (status == kSuccess || !all)) return;
     deregister();
     throw refused(status);
   }
@@ -80,30 +74,30 @@ class NixlRegistration {
   ~NixlRegistration() { deregister(); }
 
   // Backends that refuse keep it.
-  capi::Status deregister() {
-    capi::Status refused = capi::kSuccess;
+  Status deregister() {
+    Status refused = kSuccess;
     std::erase_if(registered_, [&](const auto& backend) {
-      const capi::Status status = capi::deregister_mem(agent_, list_.get(), backend.get());
-      if (status != capi::kSuccess) refused = status;
-      return status == capi::kSuccess;
+      const Status status = capi::deregister_mem(agent_, list_.get(), backend.get());
+      if (status != kSuccess) refused = status;
+      return status == kSuccess;
     });
     return refused;
   }
 
  private:
-  capi::Agent agent_;
+  Agent agent_;
   OwnedRegList list_;
   // One per backend that has registered it.
-  std::vector<OwnedOptions> registered_;
+  vector<OwnedOptions> registered_;
 };
 
 // NIXL registered the range once, however many registrations of JavaScript name it.
 struct RegisteredMemory {
   MemoryRange range;
   // The caller's choice; none for all that support the memory.
-  std::vector<std::string> backends;
+  vector<string> backends;
   // Keeps memory of the addon until it is deregistered; null for other memory.
-  std::shared_ptr<Pin> pin;
+  shared_ptr<Pin> pin;
   NixlRegistration registration;
   uint32_t registrations = 0;
   // Prepared lists that describe it, which prevent deregistration.
@@ -115,7 +109,7 @@ struct RegisteredMemory {
 class Registrations {
  public:
   // The references must outlive it.
-  Registrations(capi::Agent agent, const Backends& backends, Counters& counters) : agent_(agent), backends_(backends), counters_(counters) {}
+  Registrations(Agent agent, const Backends& backends, Counters& counters) : agent_(agent), backends_(backends), counters_(counters) {}
   ~Registrations();
   Registrations(const Registrations&) = delete;
   Registrations& operator=(const Registrations&) = delete;
@@ -133,21 +127,21 @@ class Registrations {
   }
 
   // Each memory once. Throws KV_MEMORY_NOT_REGISTERED for a row that lies in none.
-  std::vector<RegisteredMemory*> holding(capi::MemoryType type, const std::vector<Row>& rows);
+  vector<RegisteredMemory*> holding(MemoryType type, const vector<Row>& rows);
 
  private:
-  std::vector<OwnedOptions> options_for(capi::MemoryType type, const std::vector<std::string>& chosen) const;
-  RegisteredMemory* find_same(const MemoryRange& range, const std::vector<std::string>& backends);
-  RegisteredMemory* find_holder(capi::MemoryType type, const Row& row);
-  [[noreturn]] void throw_not_registered(capi::MemoryType type, const Row& row, size_t index);
-  size_t count_of(capi::MemoryType type) const;
+  vector<OwnedOptions> options_for(MemoryType type, const vector<string>& chosen) const;
+  RegisteredMemory* find_same(const MemoryRange& range, const vector<string>& backends);
+  RegisteredMemory* find_holder(MemoryType type, const Row& row);
+  [[noreturn]] void throw_not_registered(MemoryType type, const Row& row, size_t index);
+  size_t count_of(MemoryType type) const;
 
-  capi::Agent agent_;
+  Agent agent_;
   const Backends& backends_;
   Counters& counters_;
   // A list, since prepared lists point to its elements.
   std::list<RegisteredMemory> memories_;
-  std::unordered_map<uint64_t, RegisteredMemory*> by_id_;
+  unordered_map<uint64_t, RegisteredMemory*> by_id_;
 };
 
 }  // namespace kv::nixl

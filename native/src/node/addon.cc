@@ -10,40 +10,36 @@
 #include "node/js_values.h"
 #include "node/memory_object.h"
 
+namespace kv::nixl {
+
 namespace {
 
 // `prepareEnvironment(variables: [name, value][]): [name, value][] | undefined`: the defaults that
 // it set; undefined if it must wait.
 Napi::Value prepare(const Napi::CallbackInfo& info) {
-  kv::nixl::Variables variables;
-  kv::nixl::read(info[0], variables);
-  const auto set = kv::nixl::prepare_environment(variables);
-  if (!set) return info.Env().Undefined();
-  const auto answer = Napi::Array::New(info.Env(), set->size());
-  for (uint32_t index = 0; index < set->size(); ++index) {
-    const auto& [name, value] = set->at(index);
-    answer.Set(index, kv::nixl::array_of(info.Env(), name, value));
-  }
-  return answer;
+  Variables variables;
+  read(info[0], variables);
+  const auto set = prepare_environment(variables);
+  return set ? array_of_each(info.Env(), *set) : info.Env().Undefined();
 }
 
 // `repairs(): [name, state, why][]`
 Napi::Value repairs(const Napi::CallbackInfo& info) {
   constexpr const char* kStates[] = {"waiting", "holds", "off", "failed"};
   const auto answer = Napi::Array::New(info.Env());
-  for (const kv::nixl::Repair* const repair : kv::nixl::all_repairs()) {
+  for (const Repair* const repair : all_repairs()) {
     const char* const state = kStates[static_cast<size_t>(repair->state())];
-    answer.Set(answer.Length(), kv::nixl::array_of(info.Env(), repair->name, state, repair->why()));
+    answer.Set(answer.Length(), array_of(info.Env(), repair->name, state, repair->why()));
   }
   return answer;
 }
 
 // `stopAll()`: waits up to 2 s for all agents' threads.
-Napi::Value stop_all(const Napi::CallbackInfo& info) { return Napi::Boolean::New(info.Env(), kv::nixl::stop_all_threads()); }
+Napi::Value stop_all(const Napi::CallbackInfo& info) { return Napi::Boolean::New(info.Env(), stop_all_threads()); }
 
 // `isLoaded()`: whether NIXL no longer sees new variables.
 Napi::Value is_loaded(const Napi::CallbackInfo& info) {
-  return Napi::Boolean::New(info.Env(), kv::nixl::is_nixl_loaded());
+  return Napi::Boolean::New(info.Env(), is_nixl_loaded());
 }
 
 // `addressOf(bytes: Uint8Array): number`, also for a SharedArrayBuffer. An unshared buffer may
@@ -57,15 +53,15 @@ Napi::Value address_of(const Napi::CallbackInfo& info) {
 // `requireDescriptors(needed, what)`: throws KV_TRANSPORT_UNAVAILABLE when fewer file descriptors
 // are free.
 Napi::Value require_free(const Napi::CallbackInfo& info) {
-  return kv::nixl::with_js_errors(info.Env(), [&] {
-    kv::nixl::require_descriptors(info[0].ToNumber().Uint32Value(), info[1].ToString().Utf8Value().c_str());
+  return with_js_errors(info.Env(), [&] {
+    require_descriptors(info[0].ToNumber().Uint32Value(), info[1].ToString().Utf8Value().c_str());
     return info.Env().Undefined();
   });
 }
 
 Napi::Object initialize(Napi::Env env, Napi::Object exports) {
-  exports.Set("Agent", kv::nixl::AgentObject::define(env));
-  exports.Set("Memory", kv::nixl::MemoryObject::define(env));
+  exports.Set("Agent", AgentObject::define(env));
+  exports.Set("Memory", MemoryObject::define(env));
   exports.Set("prepareEnvironment", Napi::Function::New(env, prepare, "prepareEnvironment"));
   exports.Set("addressOf", Napi::Function::New(env, address_of, "addressOf"));
   exports.Set("isLoaded", Napi::Function::New(env, is_loaded, "isLoaded"));
@@ -77,4 +73,7 @@ Napi::Object initialize(Napi::Env env, Napi::Object exports) {
 
 }  // namespace
 
+}  // namespace kv::nixl
+
+using kv::nixl::initialize;
 NODE_API_MODULE(kv_nixl, initialize)

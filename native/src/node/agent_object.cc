@@ -2,7 +2,6 @@
 
 #include <tuple>
 #include <type_traits>
-#include <utility>
 
 #include "node/js_values.h"
 
@@ -11,7 +10,7 @@ namespace kv::nixl {
 namespace {
 
 // An array of the answer's value, or undefined if an event will answer. Throws its failure.
-Napi::Value result_to_js(Napi::Env env, const std::optional<Event>& event) {
+Napi::Value result_to_js(Napi::Env env, const optional<Event>& event) {
   if (!event) return env.Undefined();
   if (event->failure) throw *event->failure;
   return array_of(env, to_js(env, event->value));
@@ -33,7 +32,7 @@ Napi::Value invoke(AgentThread& thread, Result (AgentThread::*method)(Arguments.
   }
 }
 
-constexpr std::pair<const char*, std::atomic<uint64_t> Counters::*> kCounters[] = {
+constexpr std::pair<const char*, atomic<uint64_t> Counters::*> kCounters[] = {
     {"transfersPosted", &Counters::transfers_posted},
     {"transfersDone", &Counters::transfers_done},
     {"transfersFailed", &Counters::transfers_failed},
@@ -63,7 +62,7 @@ Napi::Function AgentObject::define(Napi::Env env) {
                          InstanceMethod<&AgentObject::call<&AgentThread::local_metadata>>("localMetadata"),
                          InstanceMethod<&AgentObject::call<&AgentThread::add_remote>>("addRemote"),
                          InstanceMethod<&AgentObject::call<&AgentThread::remove_remote>>("removeRemote"),
-                         InstanceMethod<&AgentObject::prepare>("prepare"),
+                         InstanceMethod<&AgentObject::call<&AgentThread::prepare_list>>("prepare"),
                          InstanceMethod<&AgentObject::call<&AgentThread::close_list>>("closeList"),
                          InstanceMethod<&AgentObject::call<&AgentThread::notify>>("notify"),
                          InstanceMethod<&AgentObject::transfer>("transfer"),
@@ -118,22 +117,6 @@ void AgentObject::detach_from_environment() {
 void AgentObject::stop() {
   if (events_ != nullptr) std::exchange(events_, nullptr)->close();
   if (thread_ != nullptr) thread_->stop();
-}
-
-// `(ticket, remote | undefined, memoryType, rows, keepsRows)`
-Napi::Value AgentObject::prepare(const Napi::CallbackInfo& info) {
-  return with_js_errors(info.Env(), [&] {
-    uint64_t ticket = 0;
-    std::optional<PeerName> remote;
-    auto type = capi::MemoryType::dram;
-    read(info[0], ticket);
-    read(info[1], remote);
-    const auto rows = float64_array(info[3], "KV_LIST_INVALID", "rows");
-    read(info[2], type);
-    const auto table = info[4].ToBoolean() ? DescriptorTable::view_of : DescriptorTable::copy_of;
-    auto name = remote ? std::optional(std::move(remote->text)) : std::nullopt;
-    return result_to_js(info.Env(), thread_->prepare_list(ticket, std::move(name), type, table(rows.data(), rows.size())));
-  });
 }
 
 // `(ticket, moves | preparedTransfer, askedMs, abortable, notification | undefined)`: its outcome

@@ -20,7 +20,6 @@ class AgentObject : public Napi::ObjectWrap<AgentObject> {
   template <auto kMethod>
   Napi::Value call(const Napi::CallbackInfo& info);
   // Their arguments cannot be read one by one.
-  Napi::Value prepare(const Napi::CallbackInfo& info);
   Napi::Value transfer(const Napi::CallbackInfo& info);
   Napi::Value prepare_transfer(const Napi::CallbackInfo& info);
 
@@ -35,8 +34,8 @@ class AgentObject : public Napi::ObjectWrap<AgentObject> {
   void stop();
 
   napi_env env_;
-  std::shared_ptr<JsEventQueue> events_;
-  std::shared_ptr<AgentThread> thread_;
+  shared_ptr<JsEventQueue> events_;
+  shared_ptr<AgentThread> thread_;
 };
 
 }  // namespace kv::nixl

@@ -30,7 +30,7 @@ bool NotificationBacklog::admit(const Event& notification) {
   const bool sender_fits = known == waiting_.end() || fits(known->second, kSenderParts);
   if (!fits(all_, 1) || !sender_fits) {
     const bool named = dropped_.size() < kMaxNamed || dropped_.contains(notification.from);
-    ++dropped_[named ? notification.from : std::string()];
+    ++dropped_[named ? notification.from : string()];
     return false;
   }
   for (Share* share : {&waiting_[notification.from], &all_}) {
@@ -49,15 +49,15 @@ void NotificationBacklog::remove(const Event& notification) {
   if (found->second.count == 0) waiting_.erase(found);
 }
 
-std::vector<Event> NotificationBacklog::take_dropped() {
-  std::vector<Event> events;
+vector<Event> NotificationBacklog::take_dropped() {
+  vector<Event> events;
   for (auto& [from, count] : std::exchange(dropped_, {})) {
     events.push_back({.kind = Event::Kind::dropped, .value = static_cast<double>(count), .from = from});
   }
   return events;
 }
 
-std::optional<Event> EventSender::take_answer(uint64_t ticket) {
+optional<Event> EventSender::take_answer(uint64_t ticket) {
   for (auto at = kept_.begin(); at != kept_.end(); ++at) {
     const bool is_answer = at->kind == Event::Kind::settled || (at->kind == Event::Kind::done && !at->failure);
     if (at->ticket != ticket || !is_answer) continue;
@@ -65,7 +65,7 @@ std::optional<Event> EventSender::take_answer(uint64_t ticket) {
     kept_.erase(at);
     return answer;
   }
-  return std::nullopt;
+  return nullopt;
 }
 
 void EventSender::send_kept() {
@@ -73,13 +73,13 @@ void EventSender::send_kept() {
   for (Event& event : std::exchange(kept_, {})) queue_->send(std::move(event));
 }
 
-std::shared_ptr<JsEventQueue> JsEventQueue::open(Napi::Env env, Napi::Function callback) {
-  auto queue = std::make_shared<JsEventQueue>();
+shared_ptr<JsEventQueue> JsEventQueue::open(Napi::Env env, Napi::Function callback) {
+  auto queue = make_shared<JsEventQueue>();
   queue->env_ = env;
-  auto* context = new std::shared_ptr<JsEventQueue>(queue);
+  auto* context = new shared_ptr<JsEventQueue>(queue);
   const napi_status status = napi_create_threadsafe_function(
       env, callback, nullptr, Napi::String::New(env, "kv_nixl agent"), 0, 1, context,
-      [](napi_env, void* held, void*) { delete static_cast<std::shared_ptr<JsEventQueue>*>(held); }, context, deliver,
+      [](napi_env, void* held, void*) { delete static_cast<shared_ptr<JsEventQueue>*>(held); }, context, deliver,
       &queue->function_);
   if (status != napi_ok) {
     delete context;
@@ -90,7 +90,7 @@ std::shared_ptr<JsEventQueue> JsEventQueue::open(Napi::Env env, Napi::Function c
 }
 
 void JsEventQueue::send(Event event) {
-  const std::lock_guard lock(mutex_);
+  const lock_guard lock(mutex_);
   if (function_ == nullptr) return;
   // `take` reports what was dropped.
   if (event.kind == Event::Kind::notification && !backlog_.admit(event)) return;
@@ -105,7 +105,7 @@ void JsEventQueue::send(Event event) {
 }
 
 void JsEventQueue::keep_alive(bool alive) {
-  const std::lock_guard lock(mutex_);
+  const lock_guard lock(mutex_);
   if (function_ == nullptr) return;
   if (alive) {
     napi_ref_threadsafe_function(env_, function_);
@@ -115,7 +115,7 @@ void JsEventQueue::keep_alive(bool alive) {
 }
 
 void JsEventQueue::close() {
-  const std::lock_guard lock(mutex_);
+  const lock_guard lock(mutex_);
   if (function_ == nullptr) return;
   napi_release_threadsafe_function(function_, napi_tsfn_abort);
   function_ = nullptr;
@@ -123,10 +123,10 @@ void JsEventQueue::close() {
 }
 
 Napi::Array JsEventQueue::take(Napi::Env env) {
-  std::vector<Event> events;
+  vector<Event> events;
   bool more = false;
   {
-    const std::lock_guard lock(mutex_);
+    const lock_guard lock(mutex_);
     events = backlog_.take_dropped();
     for (size_t bytes = 0; !events_.empty() && events.size() < kMaxBatchEvents && bytes < kMaxBatchBytes; events_.pop_front()) {
       events.push_back(std::move(events_.front()));
@@ -141,7 +141,7 @@ Napi::Array JsEventQueue::take(Napi::Env env) {
 
 void JsEventQueue::deliver(napi_env raw_env, napi_value callback, void* context, void*) {
   if (raw_env == nullptr || callback == nullptr) return;
-  const std::shared_ptr<JsEventQueue> self = *static_cast<std::shared_ptr<JsEventQueue>*>(context);
+  const shared_ptr<JsEventQueue> self = *static_cast<shared_ptr<JsEventQueue>*>(context);
   const Napi::Env env(raw_env);
   const Napi::HandleScope scope(env);
   try {

@@ -3,9 +3,6 @@
 #include <napi.h>
 
 #include <deque>
-#include <memory>
-#include <mutex>
-#include <unordered_map>
 
 #include "events/event.h"
 
@@ -25,7 +22,7 @@ class NotificationBacklog {
   bool admit(const Event& notification);
   void remove(const Event& notification);
   // Counts per sender. Senders beyond the first 64 share one event without a name.
-  std::vector<Event> take_dropped();
+  vector<Event> take_dropped();
 
  private:
   struct Share {
@@ -34,8 +31,8 @@ class NotificationBacklog {
   };
 
   Share all_;
-  std::unordered_map<std::string, Share> waiting_;
-  std::unordered_map<std::string, uint64_t> dropped_;
+  unordered_map<string, Share> waiting_;
+  unordered_map<string, uint64_t> dropped_;
 };
 
 // Carries events from an agent's thread to a JavaScript callback, many per call. Notifications have
@@ -45,7 +42,7 @@ class JsEventQueue {
   // On the JavaScript thread. The callback receives an array of `[kind, ticket, error, value,
   // from]`, and whether more wait: then it must call `take` in a later turn of the event loop. Does
   // not keep the process alive. Throws KV_INTERNAL.
-  static std::shared_ptr<JsEventQueue> open(Napi::Env env, Napi::Function callback);
+  static shared_ptr<JsEventQueue> open(Napi::Env env, Napi::Function callback);
 
   // From any thread. Drops events after `close`, and notifications beyond the limits.
   void send(Event event);
@@ -73,7 +70,7 @@ class JsEventQueue {
 // are kept as the call's answer.
 class EventSender {
  public:
-  explicit EventSender(std::shared_ptr<JsEventQueue> queue) : queue_(std::move(queue)) {}
+  explicit EventSender(shared_ptr<JsEventQueue> queue) : queue_(std::move(queue)) {}
 
   void send(Event event) {
     if (keeping_) kept_.push_back(std::move(event));
@@ -82,14 +79,14 @@ class EventSender {
   void keep() { keeping_ = true; }
   // Takes the ticket's answer from the kept events: success, or a failure that leaves nothing
   // behind. None for a failed transfer, whose release is another event.
-  std::optional<Event> take_answer(uint64_t ticket);
+  optional<Event> take_answer(uint64_t ticket);
   // Sends kept and later events.
   void send_kept();
 
  private:
-  const std::shared_ptr<JsEventQueue> queue_;
+  const shared_ptr<JsEventQueue> queue_;
   bool keeping_ = false;
-  std::vector<Event> kept_;
+  vector<Event> kept_;
 };
 
 }  // namespace kv::nixl

@@ -2,7 +2,6 @@
 
 #include <string.h>
 
-#include <chrono>
 #include <type_traits>
 
 #include "node/memory_object.h"
@@ -10,7 +9,7 @@
 namespace kv::nixl {
 
 Napi::Value to_js(Napi::Env env, double number) { return Napi::Number::New(env, number); }
-Napi::Value to_js(Napi::Env env, const std::string& text) { return Napi::String::New(env, text); }
+Napi::Value to_js(Napi::Env env, const string& text) { return Napi::String::New(env, text); }
 Napi::Value to_js(Napi::Env env, const Bytes& bytes) {
   Napi::Uint8Array array = Napi::Uint8Array::New(env, bytes.size());
   if (!bytes.empty()) memcpy(array.Data(), bytes.data(), bytes.size());
@@ -29,7 +28,7 @@ Napi::Value to_js(Napi::Env env, const EventValue& value) {
       [&](const auto& value) -> Napi::Value {
         using T = std::decay_t<decltype(value)>;
         if constexpr (std::is_same_v<T, std::monostate>) return env.Undefined();
-        else if constexpr (std::is_same_v<T, std::vector<double>>) return array_of_each(env, value);
+        else if constexpr (std::is_same_v<T, vector<double>>) return array_of_each(env, value);
         else return to_js(env, value);
       },
       value);
@@ -51,10 +50,10 @@ Numbers<T> typed_array(Napi::Value value, napi_typedarray_type wanted, const cha
   size_t length = 0;
   napi_value buffer = nullptr;
   const napi_status status = napi_get_typedarray_info(value.Env(), value, &type, &length, &data, &buffer, nullptr);
-  if (status != napi_ok || type != wanted) throw Failure(code, std::string(name) + " must be a " + expected);
+  if (status != napi_ok || type != wanted) throw Failure(code, string(name) + " must be a " + expected);
   // Shared memory may change during the read. A resizable buffer cannot.
   bool plain = false;
-  if (napi_is_arraybuffer(value.Env(), buffer, &plain) != napi_ok || !plain) throw Failure(code, std::string(name) + " must not be in shared memory");
+  if (napi_is_arraybuffer(value.Env(), buffer, &plain) != napi_ok || !plain) throw Failure(code, string(name) + " must not be in shared memory");
   return {static_cast<const T*>(data), length};
 }
 
@@ -63,6 +62,8 @@ Numbers<T> typed_array(Napi::Value value, napi_typedarray_type wanted, const cha
 Numbers<double> float64_array(Napi::Value value, const char* code, const char* name) {
   return typed_array<double>(value, napi_float64_array, code, name, "Float64Array");
 }
+
+void read(Napi::Value value, Numbers<double>& to) { to = float64_array(value, "KV_LIST_INVALID", "rows"); }
 
 Numbers<int32_t> int32_array(Napi::Value value, const char* code, const char* name) {
   return typed_array<int32_t>(value, napi_int32_array, code, name, "Int32Array");
@@ -74,16 +75,6 @@ Bytes bytes_of(Napi::Value value, const char* code, const char* name) {
 }
 
 namespace {
-
-// NIXL reads a name up to a NUL. `what` is for error messages.
-std::string name_of(Napi::Value value, const char* code, const char* what) {
-  if (!value.IsString()) throw Failure(code, std::string(what) + " is not a string");
-  std::string name = value.As<Napi::String>().Utf8Value();
-  if (name.empty() || name.size() > 255 || name.find('\0') != std::string::npos) {
-    throw Failure(code, std::string(what) + " must have 1 to 255 bytes and no NUL; this one has " + std::to_string(name.size()));
-  }
-  return name;
-}
 
 struct Members {
   Napi::Object object;
@@ -100,19 +91,27 @@ void read(Napi::Value value, bool& to) { to = value.ToBoolean(); }
 
 void read(Napi::Value value, uint64_t& to) { to = static_cast<uint64_t>(value.As<Napi::Number>().Int64Value()); }
 
-void read(Napi::Value value, std::string& to) {
+void read(Napi::Value value, string& to) {
   to = value.As<Napi::String>().Utf8Value();
-  if (to.find('\0') != std::string::npos) throw Failure("KV_AGENT_INVALID", "a parameter or path contains NUL");
+  if (to.find('\0') != string::npos) throw Failure("KV_AGENT_INVALID", "a parameter or path contains NUL");
 }
 
-void read(Napi::Value value, capi::MemoryType& to) {
-  const std::string name = value.ToString().Utf8Value();
+void read(Napi::Value value, MemoryType& to) {
+  const string name = value.ToString().Utf8Value();
   const auto type = memory_type_named(name);
   if (!type) throw Failure("KV_LIST_INVALID", "memoryType is " + name + ", not DRAM, VRAM, FILE or OBJ");
   to = *type;
 }
 
-void read(Napi::Value value, PeerName& to) { to.text = name_of(value, "KV_AGENT_UNKNOWN_REMOTE", "the peer's name"); }
+// NIXL reads a name up to a NUL.
+void read(Napi::Value value, PeerName& to) {
+  constexpr const char* kCode = "KV_AGENT_UNKNOWN_REMOTE";
+  if (!value.IsString()) throw Failure(kCode, "the peer's name is not a string");
+  to.text = value.As<Napi::String>().Utf8Value();
+  if (to.text.empty() || to.text.size() > 255 || to.text.find('\0') != string::npos) {
+    throw Failure(kCode, "the peer's name must have 1 to 255 bytes and no NUL; this one has " + to_string(to.text.size()));
+  }
+}
 
 void read(Napi::Value value, Metadata& to) { to.bytes = bytes_of(value, "KV_AGENT_METADATA_INVALID", "agent metadata"); }
 
@@ -120,12 +119,12 @@ void read(Napi::Value value, Payload& to) {
   to.bytes = bytes_of(value, "KV_NOTIFICATION_INVALID", "the notification");
   if (to.bytes.size() <= kMaxNotification) return;
   throw Failure("KV_NOTIFICATION_INVALID",
-                "a notification of " + std::to_string(to.bytes.size()) + " bytes does not arrive: it may have " +
-                    std::to_string(kMaxNotification),
+                "a notification of " + to_string(to.bytes.size()) + " bytes does not arrive: it may have " +
+                    to_string(kMaxNotification),
                 "WRITE the bytes into the peer's memory, and notify it of that");
 }
 
-void read(Napi::Value value, std::pair<std::string, std::string>& to) {
+void read(Napi::Value value, std::pair<string, string>& to) {
   const auto pair = value.As<Napi::Array>();
   read(pair.Get(0u), to.first);
   read(pair.Get(1u), to.second);
@@ -133,7 +132,7 @@ void read(Napi::Value value, std::pair<std::string, std::string>& to) {
 
 void read(Napi::Value value, BackendSpec& to) {
   const Members members{value.As<Napi::Object>()};
-  to.name = name_of(members.object.Get("name"), "KV_BACKEND_UNAVAILABLE", "a backend's name");
+  members.read("name", to.name);
   members.read("parameters", to.parameters);
 }
 
@@ -150,7 +149,7 @@ void read(Napi::Value value, BackendSelection& to) {
 void read(Napi::Value value, AgentConfig& to) {
   const Members members{value.As<Napi::Object>()};
   members.read("libraryPath", to.library_path);
-  to.name = name_of(members.object.Get("name"), "KV_AGENT_INVALID", "the agent's name");
+  members.read("name", to.name);
   members.read("captureTelemetry", to.capture_telemetry);
   read(value, to.selection);
 }
@@ -169,11 +168,11 @@ void read(Napi::Value value, MemoryToRegister& to) {
 
 namespace {
 
-std::shared_ptr<PreparedList> open_list(const AgentThread& thread, Napi::Value id, bool remote) {
+shared_ptr<PreparedList> open_list(const AgentThread& thread, Napi::Value id, bool remote) {
   uint64_t ticket = 0;
   read(id, ticket);
-  std::shared_ptr<PreparedList> list = thread.list(ticket);
-  if (list == nullptr) throw Failure("KV_LIST_CLOSED", std::string("the ") + (remote ? "remote" : "local") + " list is closed");
+  shared_ptr<PreparedList> list = thread.list(ticket);
+  if (list == nullptr) throw Failure("KV_LIST_CLOSED", string("the ") + (remote ? "remote" : "local") + " list is closed");
   if (list->remote.has_value() != remote) {
     throw Failure("KV_TRANSFER_INVALID", remote ? "the remote list describes local memory"
                                                 : "the local list describes memory of \"" + *list->remote + "\"");
@@ -181,7 +180,7 @@ std::shared_ptr<PreparedList> open_list(const AgentThread& thread, Napi::Value i
   return list;
 }
 
-std::vector<int32_t> integers_of(Napi::Value value, const char* name) {
+vector<int32_t> integers_of(Napi::Value value, const char* name) {
   const auto numbers = int32_array(value, "KV_TRANSFER_INVALID", name);
   return {numbers.begin(), numbers.end()};
 }
@@ -201,7 +200,7 @@ TransferSelection selection_of(Napi::Array from, const DescriptorLayout& local, 
     if (!local_ids.IsUndefined() || !remote_ids.IsUndefined()) {
       throw Failure("KV_TRANSFER_INVALID", "a transfer takes ids or runs, and this one has both");
     }
-    auto moves = offsets.IsUndefined() ? std::vector<int32_t>{0, 0} : integers_of(offsets, "offsets");
+    auto moves = offsets.IsUndefined() ? vector<int32_t>{0, 0} : integers_of(offsets, "offsets");
     return TransferSelection::of_runs(integers_of(runs, "runs"), std::move(moves), local, remote);
   }
   if (!offsets.IsUndefined()) throw Failure("KV_TRANSFER_INVALID", "offsets apply to runs, and this transfer has ids");
@@ -210,13 +209,13 @@ TransferSelection selection_of(Napi::Array from, const DescriptorLayout& local, 
 
 }  // namespace
 
-std::shared_ptr<const Moves> moves_of(const AgentThread& thread, Napi::Value value) {
+shared_ptr<const Moves> moves_of(const AgentThread& thread, Napi::Value value) {
   const auto from = value.As<Napi::Array>();
-  const auto moves = std::make_shared<Moves>();
-  moves->operation = from.Get(at::is_write).ToBoolean() ? capi::Operation::write : capi::Operation::read;
+  const auto moves = make_shared<Moves>();
+  moves->operation = from.Get(at::is_write).ToBoolean() ? Operation::write : Operation::read;
   moves->local = open_list(thread, from.Get(at::local), false);
   moves->remote = open_list(thread, from.Get(at::remote), true);
-  if (moves->operation == capi::Operation::write && !moves->remote->writable) {
+  if (moves->operation == Operation::write && !moves->remote->writable) {
     throw Failure("KV_TRANSFER_INVALID", "a WRITE replaces an object, and the remote list has rows that are parts of objects",
                   "prepare a list whose rows are whole objects: address 0, the object's length, count 1");
   }
@@ -224,8 +223,8 @@ std::shared_ptr<const Moves> moves_of(const AgentThread& thread, Napi::Value val
   return moves;
 }
 
-std::shared_ptr<TransferRequest> transfer_request_of(const AgentThread& thread, const Napi::CallbackInfo& info) {
-  const auto request = std::make_shared<TransferRequest>();
+shared_ptr<TransferRequest> transfer_request_of(const AgentThread& thread, const Napi::CallbackInfo& info) {
+  const auto request = make_shared<TransferRequest>();
   read(info[0], request->ticket);
   if (info[1].IsNumber()) {
     uint64_t prepared = 0;
@@ -238,9 +237,9 @@ std::shared_ptr<TransferRequest> transfer_request_of(const AgentThread& thread, 
   }
   // Milliseconds of process.hrtime, which reads the same clock.
   const std::chrono::duration<double, std::milli> asked(info[2].As<Napi::Number>().DoubleValue());
-  request->asked_at = std::chrono::steady_clock::time_point(std::chrono::duration_cast<std::chrono::steady_clock::duration>(asked));
+  request->asked_at = Clock::time_point(std::chrono::duration_cast<Clock::duration>(asked));
   read(info[3], request->abortable);
-  std::optional<Payload> notification;
+  optional<Payload> notification;
   read(info[4], notification);
   if (notification) request->notification = std::move(notification->bytes);
   return request;

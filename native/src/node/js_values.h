@@ -2,8 +2,6 @@
 
 #include <napi.h>
 
-#include <cstdint>
-#include <optional>
 #include <span>
 
 #include "agent/agent_thread.h"
@@ -17,7 +15,7 @@ Napi::Error to_js(Napi::Env env, const Failure& failure);
 Napi::Value to_js(Napi::Env env, const Event& event);
 Napi::Value to_js(Napi::Env env, const EventValue& value);
 Napi::Value to_js(Napi::Env env, double number);
-Napi::Value to_js(Napi::Env env, const std::string& text);
+Napi::Value to_js(Napi::Env env, const string& text);
 Napi::Value to_js(Napi::Env env, const Bytes& bytes);
 
 // Values may differ in type.
@@ -27,6 +25,9 @@ Napi::Array array_of(Napi::Env env, const Values&... values) {
   uint32_t index = 0;
   (array.Set(index++, values), ...);
   return array;
+}
+inline Napi::Value to_js(Napi::Env env, const std::pair<string, string>& variable) {
+  return array_of(env, variable.first, variable.second);
 }
 template <typename Items>
 Napi::Array array_of_each(Napi::Env env, const Items& items) {
@@ -45,7 +46,7 @@ Napi::Value with_js_errors(Napi::Env env, Work work) {
   } catch (const Napi::Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw to_js(env, Failure("KV_INTERNAL", std::string("native exception: ") + error.what()));
+    throw to_js(env, Failure("KV_INTERNAL", string("native exception: ") + error.what()));
   }
 }
 
@@ -62,27 +63,29 @@ void read(Napi::Value value, bool& to);
 // A ticket, an address or a length: below 2^53.
 void read(Napi::Value value, uint64_t& to);
 // A path, key or parameter.
-void read(Napi::Value value, std::string& to);
-void read(Napi::Value value, capi::MemoryType& to);
+void read(Napi::Value value, string& to);
+void read(Napi::Value value, MemoryType& to);
 void read(Napi::Value value, PeerName& to);
+// The rows of a list.
+void read(Napi::Value value, Numbers<double>& to);
 void read(Napi::Value value, Metadata& to);
 void read(Napi::Value value, Payload& to);
-void read(Napi::Value value, std::pair<std::string, std::string>& to);
+void read(Napi::Value value, std::pair<string, string>& to);
 void read(Napi::Value value, BackendSpec& to);
 void read(Napi::Value value, BackendSelection& to);
 void read(Napi::Value value, AgentConfig& to);
 void read(Napi::Value value, MemoryToRegister& to);
 template <typename T>
-void read(Napi::Value value, std::vector<T>& to) {
+void read(Napi::Value value, vector<T>& to) {
   const auto array = value.As<Napi::Array>();
   for (uint32_t index = 0; index < array.Length(); ++index) read(array.Get(index), to.emplace_back());
 }
 template <typename T>
-void read(Napi::Value value, std::optional<T>& to) {
+void read(Napi::Value value, optional<T>& to) {
   if (!value.IsUndefined()) read(value, to.emplace());
 }
 
-std::shared_ptr<const Moves> moves_of(const AgentThread& thread, Napi::Value moves);
-std::shared_ptr<TransferRequest> transfer_request_of(const AgentThread& thread, const Napi::CallbackInfo& info);
+shared_ptr<const Moves> moves_of(const AgentThread& thread, Napi::Value moves);
+shared_ptr<TransferRequest> transfer_request_of(const AgentThread& thread, const Napi::CallbackInfo& info);
 
 }  // namespace kv::nixl

@@ -1,8 +1,5 @@
 #include "node/memory_object.h"
 
-#include <optional>
-#include <string>
-
 #include "memory/cuda_memory.h"
 #include "memory/descriptor_layout.h"
 #include "node/js_values.h"
@@ -16,14 +13,14 @@ constexpr napi_type_tag kMemoryTag{0x8d1e4c5f6b7a4e21, 0xa6f0c3d2915b8e74};
 uint64_t length_of(Napi::Value value) {
   const double length = value.IsNumber() ? value.As<Napi::Number>().DoubleValue() : 0;
   if (!(length >= 1 && length < kExact) || length != static_cast<double>(static_cast<uint64_t>(length))) {
-    throw Failure("KV_MEMORY_INVALID", "cannot allocate " + std::to_string(length) + " bytes: not a positive integer");
+    throw Failure("KV_MEMORY_INVALID", "cannot allocate " + to_string(length) + " bytes: not a positive integer");
   }
   return static_cast<uint64_t>(length);
 }
 
 // Keeps memory mapped while JavaScript can reach it.
 struct BufferHold {
-  std::shared_ptr<Mapping> mapping;
+  shared_ptr<Mapping> mapping;
   // Null once the buffer is made. Before, the finalizer belongs to a failing call.
   bool* finalized = nullptr;
 };
@@ -36,7 +33,7 @@ void release_hold(napi_env, void*, void* data) {
 
 // node-addon-api would free the hold twice where Node refuses the length: Node 20 runs the
 // finalizer and then fails.
-Napi::ArrayBuffer external_buffer(Napi::Env env, const std::shared_ptr<Mapping>& mapping, const ByteRun& part) {
+Napi::ArrayBuffer external_buffer(Napi::Env env, const shared_ptr<Mapping>& mapping, const ByteRun& part) {
   bool finalized = false;
   auto* hold = new BufferHold{mapping, &finalized};
   napi_value buffer = nullptr;
@@ -48,7 +45,7 @@ Napi::ArrayBuffer external_buffer(Napi::Env env, const std::shared_ptr<Mapping>&
   // Some versions run the finalizer later, so the hold itself stays.
   if (!finalized) *hold = {};
   if (env.IsExceptionPending()) env.GetAndClearPendingException();
-  throw Failure("KV_MEMORY_INVALID", "Node refused a buffer of " + std::to_string(part.length) + " bytes", "take shorter parts with view()");
+  throw Failure("KV_MEMORY_INVALID", "Node refused a buffer of " + to_string(part.length) + " bytes", "take shorter parts with view()");
 }
 
 // JavaScript's constructor throws for want of memory, where Node-API would end the process.
@@ -57,13 +54,13 @@ Napi::ArrayBuffer new_buffer(Napi::Env env, uint64_t length) {
     const auto constructor = env.Global().Get("ArrayBuffer").As<Napi::Function>();
     return constructor.New({Napi::Number::New(env, static_cast<double>(length))}).As<Napi::ArrayBuffer>();
   } catch (const Napi::Error& error) {
-    throw Failure("KV_MEMORY_INVALID", "cannot allocate a buffer of " + std::to_string(length) + " bytes: " + error.Message(),
+    throw Failure("KV_MEMORY_INVALID", "cannot allocate a buffer of " + to_string(length) + " bytes: " + error.Message(),
                   "gather fewer bytes at once");
   }
 }
 
 struct Runs {
-  std::vector<ByteRun> rows;
+  vector<ByteRun> rows;
   uint64_t total = 0;
 };
 
@@ -71,7 +68,7 @@ struct Runs {
 // `limit` bytes, and for more than `limit` bytes in total, which repeat some.
 Runs read_runs(Numbers<double> numbers, uint64_t limit) {
   if (numbers.size() % 2 != 0) {
-    throw Failure("KV_MEMORY_INVALID", "runs are rows of 2 numbers; these are " + std::to_string(numbers.size()) + " numbers");
+    throw Failure("KV_MEMORY_INVALID", "runs are rows of 2 numbers; these are " + to_string(numbers.size()) + " numbers");
   }
   Runs runs;
   runs.rows.reserve(numbers.size() / 2);
@@ -83,16 +80,16 @@ Runs read_runs(Numbers<double> numbers, uint64_t limit) {
     const bool inside = offset >= 0 && length >= 0 && offset <= bound && length <= bound - offset;
     if (!inside || offset != static_cast<double>(static_cast<uint64_t>(offset)) ||
         length != static_cast<double>(static_cast<uint64_t>(length))) {
-      throw Failure("KV_MEMORY_INVALID", "run " + std::to_string(index / 2) + " is [" + std::to_string(offset) + ", " +
-                                             std::to_string(length) + "], outside a memory of " + std::to_string(limit) +
+      throw Failure("KV_MEMORY_INVALID", "run " + to_string(index / 2) + " is [" + to_string(offset) + ", " +
+                                             to_string(length) + "], outside a memory of " + to_string(limit) +
                                              " bytes");
     }
     runs.rows.push_back({static_cast<uint64_t>(offset), static_cast<uint64_t>(length)});
     // No overflow: both numbers are at most the limit.
     runs.total += runs.rows.back().length;
     if (runs.total > limit) {
-      throw Failure("KV_MEMORY_INVALID", "runs 0 to " + std::to_string(index / 2) + " have " + std::to_string(runs.total) +
-                                             " bytes together, and the memory has " + std::to_string(limit) + ": some bytes repeat",
+      throw Failure("KV_MEMORY_INVALID", "runs 0 to " + to_string(index / 2) + " have " + to_string(runs.total) +
+                                             " bytes together, and the memory has " + to_string(limit) + ": some bytes repeat",
                     "copy bytes that are needed twice once, or in several calls");
     }
   }
@@ -104,12 +101,12 @@ Runs runs_of(Napi::Value value, uint64_t limit) { return read_runs(float64_array
 // Copies between a memory's runs and one buffer, on libuv's threads.
 class BulkCopy : public Napi::AsyncWorker {
  public:
-  BulkCopy(bool gathers, const std::shared_ptr<AllocatedMemory>& memory, Runs runs, Napi::ArrayBuffer buffer)
+  BulkCopy(bool gathers, const shared_ptr<AllocatedMemory>& memory, Runs runs, Napi::ArrayBuffer buffer)
       : Napi::AsyncWorker(buffer.Env(), "kv_nixl copy"),
         gathers_(gathers),
-        pin_(std::make_shared<Pin>(memory)),
+        pin_(make_shared<Pin>(memory)),
         runs_(std::move(runs)),
-        bytes_(static_cast<std::byte*>(buffer.Data())),
+        bytes_(static_cast<byte*>(buffer.Data())),
         buffer_(Napi::Reference<Napi::ArrayBuffer>::New(buffer, 1)),
         deferred_(Napi::Promise::Deferred::New(buffer.Env())) {}
 
@@ -122,13 +119,8 @@ class BulkCopy : public Napi::AsyncWorker {
 
  protected:
   void Execute() override {
-    try {
-      if (gathers_) pin_->memory->gather(runs_.rows, bytes_);
-      else pin_->memory->scatter(runs_.rows, bytes_);
-    } catch (const Failure& failure) {
-      failure_ = failure;
-      SetError(failure.message);
-    }
+    failure_ = failure_of([this] { pin_->memory->copy(gathers_, runs_.rows, bytes_); });
+    if (failure_) SetError(failure_->message);
   }
   void OnOK() override {
     pin_.reset();
@@ -141,10 +133,10 @@ class BulkCopy : public Napi::AsyncWorker {
 
  private:
   const bool gathers_;
-  std::shared_ptr<Pin> pin_;
+  shared_ptr<Pin> pin_;
   const Runs runs_;
-  std::byte* const bytes_;
-  std::optional<Failure> failure_;
+  byte* const bytes_;
+  optional<Failure> failure_;
   Napi::Reference<Napi::ArrayBuffer> buffer_;
   Napi::Promise::Deferred deferred_;
 };
@@ -173,17 +165,17 @@ MemoryObject::MemoryObject(const Napi::CallbackInfo& info) : Napi::ObjectWrap<Me
   });
 }
 
-std::shared_ptr<Pin> MemoryObject::pin_of(Napi::Value value) {
+shared_ptr<Pin> MemoryObject::pin_of(Napi::Value value) {
   if (value.IsUndefined()) return nullptr;
   bool tagged = false;
   if (value.IsObject()) napi_check_object_type_tag(value.Env(), value, &kMemoryTag, &tagged);
   if (!tagged) {
     throw Failure("KV_MEMORY_INVALID", "this memory was not allocated by @kv/nixl", "allocate it with the transport's allocate()");
   }
-  return std::make_shared<Pin>(Unwrap(value.As<Napi::Object>())->open_memory());
+  return make_shared<Pin>(Unwrap(value.As<Napi::Object>())->open_memory());
 }
 
-std::shared_ptr<AllocatedMemory> MemoryObject::open_memory() const {
+shared_ptr<AllocatedMemory> MemoryObject::open_memory() const {
   if (memory_ == nullptr) throw Failure("KV_MEMORY_INVALID", "the memory is closed");
   return memory_;
 }
@@ -221,7 +213,7 @@ Napi::Value MemoryObject::scatter(const Napi::CallbackInfo& info) {
       const size_t length = source.As<Napi::ArrayBuffer>().ByteLength();
       if (length == runs.total) return source.As<Napi::ArrayBuffer>();
       throw Failure("KV_MEMORY_INVALID",
-                    "the runs have " + std::to_string(runs.total) + " bytes, and the source has " + std::to_string(length));
+                    "the runs have " + to_string(runs.total) + " bytes, and the source has " + to_string(length));
     };
     require_length(info[1]);
     // Nobody else may free the bytes during the copy.
@@ -234,8 +226,8 @@ void MemoryObject::close(const Napi::CallbackInfo& info) {
   with_js_errors(info.Env(), [&]() -> Napi::Value {
     if (memory_ == nullptr) return info.Env().Undefined();
     if (const uint32_t pins = memory_->pins; pins > 0) {
-      throw Failure("KV_MEMORY_IN_USE", "memory of " + std::to_string(memory_->length) + " bytes has " +
-                                            std::to_string(pins) + " registrations or copies in progress",
+      throw Failure("KV_MEMORY_IN_USE", "memory of " + to_string(memory_->length) + " bytes has " +
+                                            to_string(pins) + " registrations or copies in progress",
                     "close the registrations and await the copies first");
     }
     // Attached buffers keep the mapping until they are collected. Freed pages read zeros.

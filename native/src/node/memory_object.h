@@ -16,7 +16,7 @@ class MemoryObject : public Napi::ObjectWrap<MemoryObject> {
   explicit MemoryObject(const Napi::CallbackInfo& info);
 
   // Null for undefined. Throws KV_MEMORY_INVALID unless it is an open `Memory`.
-  static std::shared_ptr<Pin> pin_of(Napi::Value value);
+  static shared_ptr<Pin> pin_of(Napi::Value value);
 
  private:
   Napi::Value address(const Napi::CallbackInfo& info);
@@ -31,12 +31,12 @@ class MemoryObject : public Napi::ObjectWrap<MemoryObject> {
   // `close(detach)`. Throws KV_MEMORY_IN_USE during a registration or copy.
   void close(const Napi::CallbackInfo& info);
 
-  std::shared_ptr<AllocatedMemory> open_memory() const;
+  shared_ptr<AllocatedMemory> open_memory() const;
 
-  std::shared_ptr<AllocatedMemory> memory_;
+  shared_ptr<AllocatedMemory> memory_;
   // Null for GPU memory.
-  std::shared_ptr<Mapping> mapping_;
-  std::vector<Napi::Reference<Napi::ArrayBuffer>> buffers_;
+  shared_ptr<Mapping> mapping_;
+  vector<Napi::Reference<Napi::ArrayBuffer>> buffers_;
 };
 
 }  // namespace kv::nixl

@@ -5,13 +5,12 @@
 
 #include <algorithm>
 #include <iterator>
-#include <string_view>
 
 namespace kv::nixl {
 
 namespace {
 
-constexpr std::string_view kMagic = "nixlSerDes|";
+constexpr string_view kMagic = "nixlSerDes|";
 constexpr size_t kMaxMetadataBytes = 64u << 20;
 constexpr uint64_t kMaxBackends = 64;
 constexpr int kMemoryTypes = 5;  // DRAM, VRAM, BLOCK, OBJECT, FILE
@@ -21,16 +20,16 @@ constexpr size_t kDescriptorBytes = 24;
 // Reads entries: tag, length in 8 bytes, value, bar.
 class Reader {
  public:
-  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
+  explicit Reader(string_view bytes) : bytes_(bytes) {}
 
-  std::string_view entry(std::string_view tag) {
+  string_view entry(string_view tag) {
     uint64_t length = 0;
-    if (bytes_.substr(at_, tag.size()) != tag) fail("\"" + std::string(tag) + "\" is missing");
+    if (bytes_.substr(at_, tag.size()) != tag) fail("\"" + string(tag) + "\" is missing");
     if (bytes_.size() - at_ < tag.size() + sizeof(length)) fail("it is cut short");
     memcpy(&length, bytes_.data() + at_ + tag.size(), sizeof(length));
     at_ += tag.size() + sizeof(length);
-    if (length >= bytes_.size() - at_) fail("an entry of " + std::to_string(length) + " bytes is longer than the rest");
-    const std::string_view value = bytes_.substr(at_, length);
+    if (length >= bytes_.size() - at_) fail("an entry of " + to_string(length) + " bytes is longer than the rest");
+    const string_view value = bytes_.substr(at_, length);
     at_ += length;
     if (bytes_[at_] != '|') fail("an entry does not end in a bar");
     ++at_;
@@ -38,9 +37,9 @@ class Reader {
   }
 
   template <typename T>
-  T number(std::string_view tag) {
-    const std::string_view value = entry(tag);
-    if (value.size() != sizeof(T)) fail("\"" + std::string(tag) + "\" has " + std::to_string(value.size()) + " bytes");
+  T number(string_view tag) {
+    const string_view value = entry(tag);
+    if (value.size() != sizeof(T)) fail("\"" + string(tag) + "\" has " + to_string(value.size()) + " bytes");
     T number;
     memcpy(&number, value.data(), sizeof(T));
     return number;
@@ -50,26 +49,26 @@ class Reader {
   void skip(size_t length) { at_ += length; }
   bool at_end() const { return at_ == bytes_.size(); }
 
-  [[noreturn]] void fail(const std::string& why) const {
+  [[noreturn]] void fail(const string& why) const {
     throw Failure("KV_AGENT_METADATA_INVALID",
-                  std::to_string(bytes_.size()) + " bytes are not NIXL agent metadata: at byte " + std::to_string(at_) + " " + why,
+                  to_string(bytes_.size()) + " bytes are not NIXL agent metadata: at byte " + to_string(at_) + " " + why,
                   "pass the peer's localMetadata() whole and unchanged");
   }
 
  private:
-  std::string_view bytes_;
+  string_view bytes_;
   size_t at_ = 0;
 };
 
 void read_descriptors(Reader& reader, StatedMemory& memory) {
   if (reader.entry("nixlDList") != "nixlSDList") reader.fail("a list of descriptors is of another kind");
   const auto type = reader.number<int>("t");
-  if (type < 0 || type >= kMemoryTypes) reader.fail("memory type " + std::to_string(type) + " does not exist");
+  if (type < 0 || type >= kMemoryTypes) reader.fail("memory type " + to_string(type) + " does not exist");
   const auto count = reader.number<uint64_t>("n");
   if (count == 0) reader.fail("a list of descriptors is empty");
   for (uint64_t index = 0; index < count; ++index) {
-    const std::string_view descriptor = reader.entry("");
-    if (descriptor.size() < kDescriptorBytes) reader.fail("a descriptor has " + std::to_string(descriptor.size()) + " bytes");
+    const string_view descriptor = reader.entry("");
+    if (descriptor.size() < kDescriptorBytes) reader.fail("a descriptor has " + to_string(descriptor.size()) + " bytes");
     uint64_t address = 0;
     uint64_t length = 0;
     uint64_t device = 0;
@@ -77,13 +76,13 @@ void read_descriptors(Reader& reader, StatedMemory& memory) {
     memcpy(&length, descriptor.data() + sizeof(address), sizeof(length));
     memcpy(&device, descriptor.data() + sizeof(address) + sizeof(length), sizeof(device));
     if (address + length < address) reader.fail("a descriptor goes beyond the end of memory");
-    memory.add(static_cast<capi::MemoryType>(type), device, address, address + length);
+    memory.add(static_cast<MemoryType>(type), device, address, address + length);
   }
 }
 
 }  // namespace
 
-void StatedMemory::add(capi::MemoryType type, uint64_t device, uint64_t first, uint64_t end) {
+void StatedMemory::add(MemoryType type, uint64_t device, uint64_t first, uint64_t end) {
   auto& ranges = ranges_[{type, device}];
   // Adjacent ranges merge with the new one.
   auto at = ranges.upper_bound(end);
@@ -102,7 +101,7 @@ void StatedMemory::add(const StatedMemory& other) {
   }
 }
 
-bool StatedMemory::holds(capi::MemoryType type, const Row& row) const {
+bool StatedMemory::holds(MemoryType type, const Row& row) const {
   const auto found = ranges_.find({type, row.device});
   if (found == ranges_.end()) return false;
   const auto has = [&](uint64_t first, uint64_t end) {
@@ -118,7 +117,7 @@ bool StatedMemory::holds(capi::MemoryType type, const Row& row) const {
   return true;
 }
 
-Bytes local_metadata(capi::Agent agent) {
+Bytes local_metadata(Agent agent) {
   void* data = nullptr;
   size_t length = 0;
   check(capi::get_local_md(agent, &data, &length), "KV_AGENT_INVALID", "NIXL has no metadata of this agent");
@@ -132,7 +131,7 @@ Bytes take_bytes(void* data, size_t length) {
   return copy;
 }
 
-Bytes join_metadata(const std::vector<Bytes>& parts) {
+Bytes join_metadata(const vector<Bytes>& parts) {
   Bytes joined;
   uint64_t sections = 0;
   size_t count_at = 0;
@@ -155,9 +154,9 @@ Bytes join_metadata(const std::vector<Bytes>& parts) {
 }
 
 AgentMetadata read_metadata(const Bytes& bytes) {
-  const std::string_view view(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const string_view view(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   Reader reader(view);
-  if (view.size() > kMaxMetadataBytes) reader.fail("there are more than " + std::to_string(kMaxMetadataBytes) + " bytes");
+  if (view.size() > kMaxMetadataBytes) reader.fail("there are more than " + to_string(kMaxMetadataBytes) + " bytes");
   if (!view.starts_with(kMagic)) reader.fail("NIXL's magic is missing");
   reader.skip(kMagic.size());
   AgentMetadata metadata;
@@ -167,9 +166,9 @@ AgentMetadata read_metadata(const Bytes& bytes) {
     reader.fail("the agent's name is not 1 to 255 printable ASCII characters");
   }
   const auto connections = reader.number<uint64_t>("Conns");
-  if (connections > kMaxBackends) reader.fail("there are " + std::to_string(connections) + " backends");
+  if (connections > kMaxBackends) reader.fail("there are " + to_string(connections) + " backends");
   for (uint64_t index = 0; index < connections; ++index) {
-    const std::string backend(reader.entry("t"));
+    const string backend(reader.entry("t"));
     metadata.connections[backend] = reader.entry("c");
   }
   if (reader.entry("") != "MemSection") reader.fail("the memory section is missing");

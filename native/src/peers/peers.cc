@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "libfabric/bounded_calls.h"
 #include "library/descriptors.h"
@@ -14,11 +13,11 @@ namespace {
 
 // How long UCX keeps a notification while it connects. UCX drops it when the agent ends, and does
 // not report when it was sent.
-constexpr auto kConnectTime = std::chrono::milliseconds(500);
+constexpr auto kConnectTime = milliseconds(500);
 
 }  // namespace
 
-Peers::Peers(capi::Agent agent, std::string own_name, LibfabricSafeguards& safeguards, Counters& counters)
+Peers::Peers(Agent agent, string own_name, LibfabricSafeguards& safeguards, Counters& counters)
     : agent_(agent), own_name_(std::move(own_name)), safeguards_(safeguards), counters_(counters) {}
 
 Peers::~Peers() {
@@ -28,7 +27,7 @@ Peers::~Peers() {
 
 void Peers::read_pending(PendingPeer& pending) {
   const AgentMetadata& metadata = pending.metadata.emplace(read_metadata(pending.bytes));
-  const std::string& name = metadata.agent;
+  const string& name = metadata.agent;
   if (name == own_name_) throw Failure("KV_AGENT_METADATA_INVALID", "the metadata is of an agent with this agent's own name, \"" + name + "\"");
   safeguards_.require_tcp_address(name, metadata.connections);
   const auto known = peers_.find(name);
@@ -44,16 +43,16 @@ void Peers::read_pending(PendingPeer& pending) {
   pending.liveness = safeguards_.start_watch(name, metadata.connections, same_process);
 }
 
-std::optional<std::string> Peers::add(PendingPeer& pending) {
+optional<string> Peers::add(PendingPeer& pending) {
   if (!pending.metadata) read_pending(pending);
-  const std::string& name = pending.metadata->agent;
-  if (!LibfabricSafeguards::answered(name, pending.liveness.get())) return std::nullopt;
+  const string& name = pending.metadata->agent;
+  if (!LibfabricSafeguards::answered(name, pending.liveness.get())) return nullopt;
   const auto known = peers_.find(name);
   if (known != peers_.end() && known->second.connections != pending.metadata->connections) {
     // Another process has the name, and NIXL refuses to replace the old one.
     if (!known->second.lists.empty()) {
       throw Failure("KV_AGENT_METADATA_INVALID",
-                    "\"" + name + "\" is known with other connection data, and " + std::to_string(known->second.lists.size()) +
+                    "\"" + name + "\" is known with other connection data, and " + to_string(known->second.lists.size()) +
                         " prepared lists describe its memory",
                     "if it was restarted, close its lists first");
     }
@@ -79,21 +78,21 @@ void Peers::state_memory(Peer& peer, StatedMemory memory) {
   });
 }
 
-std::optional<size_t> Peers::row_outside(const Peer& peer, const PreparedList& list) {
+optional<size_t> Peers::row_outside(const Peer& peer, const PreparedList& list) {
   const auto& rows = list.layout.rows();
   for (size_t index = 0; index < rows.size(); ++index) {
     if (!peer.memory.holds(list.type, rows[index])) return index;
   }
-  return std::nullopt;
+  return nullopt;
 }
 
-void Peers::load(const std::string& name, const Bytes& metadata, PeerLiveness* liveness) {
+void Peers::load(const string& name, const Bytes& metadata, PeerLiveness* liveness) {
   for (int attempts = 1;; ++attempts) {
     const BoundedCalls bounded(liveness);
     char* raw = nullptr;
-    const capi::Status status = capi::load_remote_md(agent_, metadata.data(), metadata.size(), &raw);
+    const Status status = capi::load_remote_md(agent_, metadata.data(), metadata.size(), &raw);
     free(raw);
-    if (status == capi::kSuccess) {
+    if (status == kSuccess) {
       if (!peers_.contains(name)) safeguards_.count_loaded_peer();
       return;
     }
@@ -109,7 +108,7 @@ void Peers::load(const std::string& name, const Bytes& metadata, PeerLiveness* l
   }
 }
 
-void Peers::forget(const std::string& name) {
+void Peers::forget(const string& name) {
   const auto found = peers_.find(name);
   for (PreparedList* list : found->second.lists) list->dropped = true;
   safeguards_.end_watch(name);
@@ -118,27 +117,27 @@ void Peers::forget(const std::string& name) {
   counters_.remotes = peers_.size();
 }
 
-void Peers::remove(const std::string& name) {
+void Peers::remove(const string& name) {
   const auto found = peers_.find(name);
   if (found == peers_.end()) throw Failure("KV_AGENT_UNKNOWN_REMOTE", "this agent knows no peer \"" + name + "\"");
   if (!found->second.lists.empty()) {
     throw Failure("KV_MEMORY_IN_USE",
-                  std::to_string(found->second.lists.size()) + " prepared lists describe memory of \"" + name + "\"",
+                  to_string(found->second.lists.size()) + " prepared lists describe memory of \"" + name + "\"",
                   "close them before removing the peer");
   }
   forget(name);
 }
 
-void Peers::require_known(const std::string& name) const {
+void Peers::require_known(const string& name) const {
   if (peers_.contains(name)) return;
   throw Failure("KV_AGENT_UNKNOWN_REMOTE", "this agent knows no peer \"" + name + "\"", "call addRemote first");
 }
 
-void Peers::notify(const std::string& name, const Bytes& payload) {
+void Peers::notify(const string& name, const Bytes& payload) {
   require_known(name);
   if (safeguards_.is_dead(name)) {
     throw Failure("KV_NOTIFICATION_FAILED",
-                  "could not send " + std::to_string(payload.size()) + " bytes to \"" + name + "\": its process is gone",
+                  "could not send " + to_string(payload.size()) + " bytes to \"" + name + "\": its process is gone",
                   "if it was restarted, add it again with its new metadata");
   }
   safeguards_.drain_errors();
@@ -146,18 +145,18 @@ void Peers::notify(const std::string& name, const Bytes& payload) {
   const void* data = payload.empty() ? static_cast<const void*>("") : payload.data();
   const BoundedCalls bounded(safeguards_.watch_of(name));
   check(capi::gen_notif(agent_, name.c_str(), data, payload.size(), nullptr), "KV_NOTIFICATION_FAILED",
-        "NIXL could not send " + std::to_string(payload.size()) + " bytes to \"" + name + "\"");
+        "NIXL could not send " + to_string(payload.size()) + " bytes to \"" + name + "\"");
   ++counters_.notifications_sent;
   Peer& peer = peers_.at(name);
   if (!peer.connected && !peer.first_notification) peer.first_notification = Clock::now();
 }
 
-void Peers::mark_connected(const std::string& name) {
+void Peers::mark_connected(const string& name) {
   const auto found = peers_.find(name);
   if (found != peers_.end()) found->second.connected = true;
 }
 
-Peers::Clock::time_point Peers::pending_notifications_until() const {
+Clock::time_point Peers::pending_notifications_until() const {
   Clock::time_point latest{};
   for (const auto& [name, peer] : peers_) {
     if (!peer.connected && peer.first_notification) latest = std::max(latest, *peer.first_notification + kConnectTime);
@@ -165,12 +164,12 @@ Peers::Clock::time_point Peers::pending_notifications_until() const {
   return latest;
 }
 
-bool Peers::post_copies(const std::string& name) const {
+bool Peers::post_copies(const string& name) const {
   const auto found = peers_.find(name);
   return found == peers_.end() || found->second.posts != PostBehaviour::starts_copy;
 }
 
-void Peers::record_post(const std::string& name, bool copied) {
+void Peers::record_post(const string& name, bool copied) {
   const auto found = peers_.find(name);
   if (found == peers_.end()) return;
   PostBehaviour& posts = found->second.posts;
@@ -182,7 +181,7 @@ void Peers::add_list(PreparedList& list) {
   Peer& peer = peers_.at(*list.remote);
   if (const auto row = row_outside(peer, list)) {
     throw Failure("KV_LIST_INVALID",
-                  "row " + std::to_string(*row) + " is not memory that \"" + *list.remote + "\" had registered when its last metadata was made",
+                  "row " + to_string(*row) + " is not memory that \"" + *list.remote + "\" had registered when its last metadata was made",
                   "add the peer with metadata that it has made since it registered the memory");
   }
   peer.lists.insert(&list);

@@ -1,8 +1,5 @@
 #pragma once
 
-#include <chrono>
-#include <memory>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "libfabric/safeguards.h"
@@ -18,46 +15,44 @@ struct PendingPeer {
   // From the peer's localMetadata().
   Bytes bytes;
   // `bytes`, parsed.
-  std::optional<AgentMetadata> metadata;
+  optional<AgentMetadata> metadata;
   // Has no connections, and adds memory to a known peer.
   bool partial = false;
   // Set where the peer's process must answer before NIXL gets the metadata.
-  std::unique_ptr<PeerLiveness> liveness;
+  unique_ptr<PeerLiveness> liveness;
 };
 
 // The peers of one agent, on its thread. NIXL forgets them when it is destroyed.
 class Peers {
  public:
-  using Clock = std::chrono::steady_clock;
-
   // The references must outlive it.
-  Peers(capi::Agent agent, std::string own_name, LibfabricSafeguards& safeguards, Counters& counters);
+  Peers(Agent agent, string own_name, LibfabricSafeguards& safeguards, Counters& counters);
   ~Peers();
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
   // Replaces a known peer's memory. Returns the name, or none while the process may still answer:
   // then call it again. Does not block. Throws KV_AGENT_METADATA_INVALID.
-  std::optional<std::string> add(PendingPeer& pending);
+  optional<string> add(PendingPeer& pending);
   // Throws KV_AGENT_UNKNOWN_REMOTE, and KV_MEMORY_IN_USE while prepared lists describe its memory.
-  void remove(const std::string& name);
+  void remove(const string& name);
   // Throws KV_AGENT_UNKNOWN_REMOTE.
-  void require_known(const std::string& name) const;
+  void require_known(const string& name) const;
   bool any() const { return !peers_.empty(); }
 
   // Throws KV_AGENT_UNKNOWN_REMOTE and KV_NOTIFICATION_FAILED. Never repeat it: NIXL may have sent
   // it despite an error, and it must arrive at most once.
-  void notify(const std::string& name, const Bytes& payload);
+  void notify(const string& name, const Bytes& payload);
   // NIXL is connected, since data went to the peer and back or came from it. Later notifications
   // leave at once.
-  void mark_connected(const std::string& name);
+  void mark_connected(const string& name);
   // How long notifications may wait for connections. An agent that ends before loses them.
   Clock::time_point pending_notifications_until() const;
 
   // Whether posts copy before they return, as far as is known, or only start the copy.
-  bool post_copies(const std::string& name) const;
+  bool post_copies(const string& name) const;
   // Records a post of many bytes. One that copied decides for good.
-  void record_post(const std::string& name, bool copied);
+  void record_post(const string& name, bool copied);
 
   // Keeps the peer from being removed. Throws KV_LIST_INVALID for memory that the peer no longer
   // states, though NIXL may still know it.
@@ -73,20 +68,20 @@ class Peers {
     bool connected = false;
     PostBehaviour posts = PostBehaviour::unknown;
     // When the first notification that may wait for the connection was sent.
-    std::optional<Clock::time_point> first_notification;
+    optional<Clock::time_point> first_notification;
   };
 
   void read_pending(PendingPeer& pending);
-  void load(const std::string& name, const Bytes& metadata, PeerLiveness* liveness);
-  void forget(const std::string& name);
+  void load(const string& name, const Bytes& metadata, PeerLiveness* liveness);
+  void forget(const string& name);
   static void state_memory(Peer& peer, StatedMemory memory);
-  static std::optional<size_t> row_outside(const Peer& peer, const PreparedList& list);
+  static optional<size_t> row_outside(const Peer& peer, const PreparedList& list);
 
-  capi::Agent agent_;
-  const std::string own_name_;
+  Agent agent_;
+  const string own_name_;
   LibfabricSafeguards& safeguards_;
   Counters& counters_;
-  std::unordered_map<std::string, Peer> peers_;
+  unordered_map<string, Peer> peers_;
 };
 
 }  // namespace kv::nixl

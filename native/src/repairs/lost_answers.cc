@@ -1,11 +1,6 @@
 #include "repairs/lost_answers.h"
 
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/types.h>
-
-#include <atomic>
-#include <mutex>
 
 #include "repairs/repair.h"
 #include "repairs/replaced_calls.h"
@@ -16,17 +11,17 @@ namespace {
 
 // UCX's ABI: `ucs_status_t`, message identifiers, which its wire protocol fixes, and
 // `uct_pending_req_t`.
-using Status = signed char;
-constexpr Status kNoResource = -2;
+using UcxStatus = signed char;
+constexpr UcxStatus kNoResource = -2;
 constexpr uint8_t kReadAnswer = 19;   // UCP_AM_ID_GET_REP
 constexpr uint8_t kWriteAnswer = 22;  // UCP_AM_ID_CMPL
 struct Waiting {
-  Status (*send)(Waiting*);
+  UcxStatus (*send)(Waiting*);
 };
 
 using Pack = size_t (*)(void* to, void* request);
 using Send = ssize_t (*)(void* endpoint, uint8_t id, Pack pack, void* request, unsigned flags);
-using AddWaiting = Status (*)(void* endpoint, Waiting* waiting, unsigned flags);
+using AddWaiting = UcxStatus (*)(void* endpoint, Waiting* waiting, unsigned flags);
 using Purge = void (*)(Waiting* waiting, void* argument);
 
 // Set once.
@@ -41,9 +36,9 @@ struct Originals {
 
 // Learned from the first waiting answers. `Waiting` is part of UCX's request.
 constexpr ptrdiff_t kLargestRequest = 1024;
-std::atomic<ptrdiff_t> place_in_request = 0;
-std::atomic<decltype(Waiting::send)> sends_read_answer = nullptr;
-std::atomic<decltype(Waiting::send)> sends_write_answer = nullptr;
+atomic<ptrdiff_t> place_in_request = 0;
+atomic<decltype(Waiting::send)> sends_read_answer = nullptr;
+atomic<decltype(Waiting::send)> sends_write_answer = nullptr;
 
 // The answer that this thread could not send yet.
 thread_local void* unsent = nullptr;
@@ -52,7 +47,7 @@ thread_local uint8_t unsent_id = 0;
 // UCX reduces a negative result to one byte, here UCS_OK, so the answer counts as sent. Other
 // messages have an owner, who hears of the error. With UCS_ERR_NO_RESOURCE the answer waits.
 constexpr ssize_t kSent = -256;
-static_assert(static_cast<Status>(kSent) == 0);
+static_assert(static_cast<UcxStatus>(kSent) == 0);
 
 template <Send Originals::*kSend>
 ssize_t send_or_drop(void* endpoint, uint8_t id, Pack pack, void* request, unsigned flags) {
@@ -67,7 +62,7 @@ ssize_t send_or_drop(void* endpoint, uint8_t id, Pack pack, void* request, unsig
   return kSent;
 }
 
-Status add_waiting(void* endpoint, Waiting* waiting, unsigned flags) {
+UcxStatus add_waiting(void* endpoint, Waiting* waiting, unsigned flags) {
   const ptrdiff_t place = reinterpret_cast<char*>(waiting) - static_cast<char*>(unsent);
   if (unsent != nullptr && place >= 0 && place < kLargestRequest) {
     place_in_request.store(place, std::memory_order_relaxed);
@@ -155,7 +150,7 @@ const char* install() {
 
 void drop_lost_answers() {
   static auto* const mutex = new std::mutex;
-  const std::lock_guard lock(*mutex);
+  const lock_guard lock(*mutex);
   // NIXL's plugin may come without UCX, as in a test.
   if (ucx_lost_answers.state() == Repair::State::holds || !is_loaded("libucp") || !ucx_lost_answers.wanted()) return;
   const char* const problem = install();

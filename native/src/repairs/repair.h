@@ -3,8 +3,8 @@
 #include <stdlib.h>
 
 #include <array>
-#include <atomic>
-#include <string>
+
+#include "library/std_names.h"
 
 namespace kv::nixl {
 
@@ -22,8 +22,8 @@ class Repair {
   // False if KV_NIXL_REPAIRS_OFF names it: names separated by commas, or `all`.
   bool wanted() {
     const char* const variable = getenv("KV_NIXL_REPAIRS_OFF");
-    const std::string off = variable == nullptr ? "," : "," + std::string(variable) + ",";
-    if (off != ",all," && off.find("," + std::string(name) + ",") == std::string::npos) return true;
+    const string off = variable == nullptr ? "," : "," + string(variable) + ",";
+    if (off != ",all," && off.find("," + string(name) + ",") == string::npos) return true;
     state_ = State::off;
     return false;
   }
@@ -41,9 +41,9 @@ class Repair {
   bool take_failure() { return untold_.load(std::memory_order_relaxed) && untold_.exchange(false); }
 
  private:
-  std::atomic<State> state_{State::waiting};
-  std::atomic<const char*> why_{""};
-  std::atomic<bool> untold_{false};
+  atomic<State> state_{State::waiting};
+  atomic<const char*> why_{""};
+  atomic<bool> untold_{false};
 };
 
 // UCX ends its listener at any error of accept(), see descriptors.h.

@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
-#include <stdint.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -13,17 +12,17 @@ namespace kv::nixl {
 
 namespace {
 
-bool is_named(const dl_phdr_info& info, std::string_view library) {
-  std::string_view file = info.dlpi_name == nullptr ? "" : info.dlpi_name;
+bool is_named(const dl_phdr_info& info, string_view library) {
+  string_view file = info.dlpi_name == nullptr ? "" : info.dlpi_name;
   file.remove_prefix(file.find_last_of('/') + 1);
   // Excludes libuct_ib for libuct.
   return file.starts_with(library) && file.size() > library.size() && (file[library.size()] == '.' || file[library.size()] == '-');
 }
 
-std::vector<dl_phdr_info> libraries_named(std::string_view library) {
+vector<dl_phdr_info> libraries_named(string_view library) {
   struct Search {
-    std::string_view library;
-    std::vector<dl_phdr_info> found;
+    string_view library;
+    vector<dl_phdr_info> found;
   } search{library, {}};
   const auto note = [](dl_phdr_info* info, size_t, void* data) {
     auto& into = *static_cast<Search*>(data);
@@ -60,7 +59,7 @@ Calls calls_of(const dl_phdr_info& info, const ElfW(Dyn)* entry) {
   return calls;
 }
 
-void add_slots(const dl_phdr_info& info, const Calls& calls, std::string_view symbol, std::vector<void**>& found) {
+void add_slots(const dl_phdr_info& info, const Calls& calls, string_view symbol, vector<void**>& found) {
   if (calls.symbols == nullptr || calls.names == nullptr) return;
   for (size_t table = 0; table < 2; ++table) {
     const size_t count = calls.relocations[table] == nullptr ? 0 : calls.bytes[table] / sizeof(ElfW(Rela));
@@ -85,8 +84,8 @@ bool set_address(void** slot, void* value) {
   return true;
 }
 
-std::vector<void**> addresses_in(std::string_view library, std::string_view symbol) {
-  std::vector<void**> found;
+vector<void**> addresses_in(string_view library, string_view symbol) {
+  vector<void**> found;
   for (const dl_phdr_info& info : libraries_named(library)) {
     for (int index = 0; index < info.dlpi_phnum; ++index) {
       const ElfW(Phdr)& header = info.dlpi_phdr[index];
@@ -97,15 +96,15 @@ std::vector<void**> addresses_in(std::string_view library, std::string_view symb
   return found;
 }
 
-bool replace_calls(std::string_view library, std::string_view symbol, void* replacement) {
+bool replace_calls(string_view library, string_view symbol, void* replacement) {
   const auto slots = addresses_in(library, symbol);
   // Tries all, even after one that cannot be changed.
   return !slots.empty() && std::ranges::count_if(slots, [&](void** slot) { return !set_address(slot, replacement); }) == 0;
 }
 
-bool is_loaded(std::string_view library) { return !libraries_named(library).empty(); }
+bool is_loaded(string_view library) { return !libraries_named(library).empty(); }
 
-void* function_of(std::string_view library, const char* symbol) {
+void* function_of(string_view library, const char* symbol) {
   const auto found = libraries_named(library);
   if (found.size() != 1) return nullptr;
   // The library stays loaded, since its tables are changed.

@@ -1,7 +1,6 @@
 #pragma once
 
-#include <string_view>
-#include <vector>
+#include "library/std_names.h"
 
 namespace kv::nixl {
 
@@ -11,15 +10,15 @@ namespace kv::nixl {
 // Sends the named libraries' calls of `symbol` to `replacement`, and no other calls, by changing
 // tables of addresses. False when no such library is loaded or calls the function, or the system
 // refuses.
-bool replace_calls(std::string_view library, std::string_view symbol, void* replacement);
+bool replace_calls(string_view library, string_view symbol, void* replacement);
 
 // The entries of these tables.
-std::vector<void**> addresses_in(std::string_view library, std::string_view symbol);
+vector<void**> addresses_in(string_view library, string_view symbol);
 
-bool is_loaded(std::string_view library);
+bool is_loaded(string_view library);
 
 // Null when the library or function is missing, or several libraries have the name.
-void* function_of(std::string_view library, const char* symbol);
+void* function_of(string_view library, const char* symbol);
 
 // Writes such an entry, even in read-only pages. Returns whether it is there now.
 bool set_address(void** slot, void* value);

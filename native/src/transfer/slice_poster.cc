@@ -12,9 +12,9 @@ namespace {
 // The first post of a transfer of this many bytes shows whether posts copy.
 constexpr uint64_t kTellingBytes = 1 << 20;
 // A longer post copies, whatever status it returns.
-constexpr auto kLongPost = std::chrono::milliseconds(50);
+constexpr auto kLongPost = milliseconds(50);
 
-double in_milliseconds(std::chrono::steady_clock::duration duration) {
+double in_milliseconds(Clock::duration duration) {
   return std::chrono::duration<double, std::milli>(duration).count();
 }
 
@@ -26,9 +26,9 @@ OwnedOptions post_options(const Bytes* notification) {
   const Bytes& payload = *notification;
   // NIXL crashes on a null pointer, and sends nothing without `has_notif`.
   const void* data = payload.empty() ? static_cast<const void*>("") : payload.data();
-  if (capi::opt_args_set_notif_msg(options.get(), data, payload.size()) != capi::kSuccess ||
-      capi::opt_args_set_has_notif(options.get(), true) != capi::kSuccess) {
-    throw Failure("KV_NOTIFICATION_FAILED", "NIXL refused a notification of " + std::to_string(payload.size()) + " bytes");
+  if (capi::opt_args_set_notif_msg(options.get(), data, payload.size()) != kSuccess ||
+      capi::opt_args_set_has_notif(options.get(), true) != kSuccess) {
+    throw Failure("KV_NOTIFICATION_FAILED", "NIXL refused a notification of " + to_string(payload.size()) + " bytes");
   }
   return options;
 }
@@ -36,17 +36,17 @@ OwnedOptions post_options(const Bytes* notification) {
 }  // namespace
 
 SlicePoster::SlicePoster(NixlAgent& agent, const TransferRequest& request)
-    : agent_(agent), request_(request), slicer_(request.moves->selection, *request.moves->local, *request.moves->remote) {}
+    : agent_(agent), request_(request), moves_(*request.moves), slicer_(moves_.selection, *moves_.local, *moves_.remote) {}
 
 void SlicePoster::restart() {
-  slicer_ = Slicer(request_.moves->selection, *request_.moves->local, *request_.moves->remote);
+  slicer_ = Slicer(moves_.selection, *moves_.local, *moves_.remote);
   begun_ = false;
   merged_ = 0;
   telemetry_.clear();
 }
 
 void SlicePoster::begin() {
-  if (prepared() == nullptr) return agent_.start_slicing(slicer_, *request_.moves);
+  if (prepared() == nullptr) return agent_.start_slicing(slicer_, moves_);
   // An earlier post released its failed requests.
   if (!prepared()->complete()) prepared()->make(agent_);
   next_prepared_ = 0;
@@ -54,13 +54,13 @@ void SlicePoster::begin() {
 }
 
 // Throws KV_TRANSFER_FAILED.
-capi::Request SlicePoster::next_request() {
+Request SlicePoster::next_request() {
   if (prepared() != nullptr) return prepared()->take(next_prepared_++);
   Slice& slice = agent_.requests().scratch_slice();
   slicer_.next(slice);
-  capi::Status status = capi::kSuccess;
-  const capi::Request request = agent_.requests().make(*request_.moves, slice, status);
-  if (request == nullptr) throw Failure("KV_TRANSFER_FAILED", "NIXL refused to make a " + request_.moves->describe() + ": " + describe(status));
+  Status status = kSuccess;
+  const Request request = agent_.requests().make(moves_, slice, status);
+  if (request == nullptr) throw Failure("KV_TRANSFER_FAILED", "NIXL refused to make a " + moves_.describe() + ": " + describe(status));
   merged_ += slice.merged;
   return request;
 }
@@ -69,7 +69,7 @@ SlicePoster::Posted SlicePoster::post_next() {
   const auto began = Clock::now();
   const bool first = !begun_;
   if (first) begin();
-  const capi::Request request = next_request();
+  const Request request = next_request();
   begun_ = true;
   if (first) {
     sends_notification_ = request_.notification && !request_.abortable && done() && !agent_.safeguards().may_repeat_posts();
@@ -82,20 +82,20 @@ SlicePoster::Posted SlicePoster::post_next() {
     first_post_ = start;
     making_ = start - began;
   }
-  const BoundedCalls bounded(agent_.safeguards().watch_of(request_.moves->peer()));
-  const capi::Status posted = capi::post_xfer_req(agent_.handle(), request, options.get());
+  const BoundedCalls bounded(agent_.safeguards().watch_of(moves_.peer()));
+  const Status posted = capi::post_xfer_req(agent_.handle(), request, options.get());
   const auto took = Clock::now() - start;
   posting_ += took;
-  if (first && posted >= capi::kSuccess && request_.moves->selection.bytes() >= kTellingBytes) {
-    agent_.peers().record_post(request_.moves->peer(), posted == capi::kSuccess || took > kLongPost);
+  if (first && posted >= kSuccess && moves_.selection.bytes() >= kTellingBytes) {
+    agent_.peers().record_post(moves_.peer(), posted == kSuccess || took > kLongPost);
   }
   return {request, posted, bounded.gave_up()};
 }
 
-void SlicePoster::add_telemetry(capi::Request request) {
+void SlicePoster::add_telemetry(Request request) {
   capi::XferTelemetry measured{};
   // The environment may tell the library to capture nothing.
-  if (capi::get_xfer_telemetry(agent_.handle(), request, &measured) != capi::kSuccess) return;
+  if (capi::get_xfer_telemetry(agent_.handle(), request, &measured) != kSuccess) return;
   const uint64_t until = measured.start_time_us + measured.xfer_duration_us;
   telemetry_from_ = telemetry_.empty() ? measured.start_time_us : std::min(telemetry_from_, measured.start_time_us);
   telemetry_until_ = std::max(telemetry_until_, until);
@@ -106,9 +106,9 @@ void SlicePoster::add_telemetry(capi::Request request) {
   telemetry_[3] = static_cast<double>(telemetry_until_ - telemetry_from_);
 }
 
-std::vector<double> SlicePoster::outcome() const {
-  const TransferSelection& selection = request_.moves->selection;
-  std::vector<double> numbers{static_cast<double>(selection.bytes()),
+vector<double> SlicePoster::outcome() const {
+  const TransferSelection& selection = moves_.selection;
+  vector<double> numbers{static_cast<double>(selection.bytes()),
                               static_cast<double>(selection.count()),
                               static_cast<double>(merged_),
                               in_milliseconds(preparing_),

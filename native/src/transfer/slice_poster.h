@@ -22,8 +22,8 @@ class SlicePoster {
 
   // The caller owns the request.
   struct Posted {
-    capi::Request request;
-    capi::Status status;
+    Request request;
+    Status status;
     // The live peer did not let a connection be made.
     bool unanswered;
   };
@@ -33,26 +33,25 @@ class SlicePoster {
   void restart();
 
   // Adds NIXL's measurements of a request that has succeeded.
-  void add_telemetry(capi::Request request);
+  void add_telemetry(Request request);
   // The numbers of NativeOutcome for a transfer that has just succeeded.
-  std::vector<double> outcome() const;
+  vector<double> outcome() const;
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   PreparedTransfer* prepared() const { return request_.prepared.get(); }
   void begin();
-  capi::Request next_request();
+  Request next_request();
 
   NixlAgent& agent_;
   const TransferRequest& request_;
+  const Moves& moves_;
   Slicer slicer_;
   bool begun_ = false;
   bool sends_notification_ = false;
   uint64_t merged_ = 0;
   size_t next_prepared_ = 0;
 
-  std::optional<Clock::time_point> first_post_;
+  optional<Clock::time_point> first_post_;
   // From the call to the first post, plus the making of later requests.
   Clock::duration preparing_{};
   // For the first request.
@@ -60,7 +59,7 @@ class SlicePoster {
   // Inside NIXL's post.
   Clock::duration posting_{};
   // The last numbers of NativeOutcome, or empty.
-  std::vector<double> telemetry_;
+  vector<double> telemetry_;
   // From the first request's beginning to the last one's end, in microseconds.
   uint64_t telemetry_from_ = 0;
   uint64_t telemetry_until_ = 0;

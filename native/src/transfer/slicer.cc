@@ -1,7 +1,6 @@
 #include "transfer/slicer.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace kv::nixl {
 

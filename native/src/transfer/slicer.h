@@ -1,10 +1,5 @@
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <vector>
-
 #include "memory/prepared_list.h"
 #include "transfer/transfer_selection.h"
 
@@ -46,8 +41,8 @@ class IndexBuffer {
  private:
   void grow(size_t more);
 
-  std::unique_ptr<int32_t[]> local_;
-  std::unique_ptr<int32_t[]> remote_;
+  unique_ptr<int32_t[]> local_;
+  unique_ptr<int32_t[]> remote_;
   size_t count_ = 0;
   size_t capacity_ = 0;
 };
@@ -63,8 +58,8 @@ struct Slice {
   const int32_t* remote_ids = nullptr;
 
   // By extent: merged ranges, their runs, and whether a descriptor is split.
-  std::vector<Extent> extents;
-  std::vector<Run> runs;
+  vector<Extent> extents;
+  vector<Run> runs;
   bool splits_descriptor = false;
 
   // Shared by the slicer and the factory of requests.

@@ -1,7 +1,5 @@
 #include "transfer/transfer.h"
 
-#include <utility>
-
 #include "agent/nixl_agent.h"
 #include "libfabric/bounded_calls.h"
 #include "node/js_event_queue.h"
@@ -15,20 +13,24 @@ constexpr size_t kMaxInFlight = 32;
 
 }  // namespace
 
-Transfer::Transfer(NixlAgent& agent, EventSender& events, std::shared_ptr<TransferRequest> request)
+Transfer::Transfer(NixlAgent& agent, EventSender& events, shared_ptr<TransferRequest> request)
     : agent_(agent),
       events_(events),
       request_(std::move(request)),
+      moves_(*request_->moves),
+      peer_(moves_.peer()),
+      safeguards_(agent.safeguards()),
+      counters_(agent.counters()),
       poster_(agent, *request_),
       requests_(agent.handle()),
-      failure_(agent.safeguards(), request_->moves->peer()) {}
+      failure_(safeguards_, peer_) {}
 
 bool Transfer::wants_to_post() const {
   return state_ == State::posting && !outcome_closed_ && !poster_.done() && requests_.in_flight_count() < kMaxInFlight;
 }
 
 bool Transfer::advance(bool may_post) {
-  if (!outcome_closed_ && agent_.safeguards().known_dead(request_->moves->peer())) fail(peer_gone());
+  if (!outcome_closed_ && safeguards_.known_dead(peer_)) fail(peer_gone());
   bool changed = poll_requests();
   notice_abort();
   if (state_ == State::resolving_failure && requests_.in_flight_count() == 0) resolve_failure();
@@ -50,8 +52,8 @@ bool Transfer::advance(bool may_post) {
 
 bool Transfer::poll_requests() {
   const size_t before = requests_.count();
-  requests_.poll([this] { return agent_.safeguards().quarantine_over(request_->moves->peer()); },
-                 [this](capi::Request request, capi::Status status) { request_ended(request, status, " failed on the way: "); });
+  requests_.poll([this] { return safeguards_.quarantine_over(peer_); },
+                 [this](Request request, Status status) { request_ended(request, status, " failed on the way: "); });
   requests_.release_ended();
   return requests_.count() != before;
 }
@@ -59,44 +61,41 @@ bool Transfer::poll_requests() {
 void Transfer::notice_abort() {
   if (outcome_closed_ || !request_->outcome.aborted()) return;
   outcome_closed_ = true;
-  ++agent_.counters().transfers_failed;
+  ++counters_.transfers_failed;
 }
 
 void Transfer::post_slice() {
-  try {
+  // Without memory the slice is not posted, since nothing is allocated after a post.
+  const auto failure = failure_of([&] {
     requests_.make_room();
-    if (request_->moves->remote->dropped) {
+    if (moves_.remote->dropped) {
       throw Failure("KV_TRANSFER_FAILED",
-                    request_->moves->describe() + " cannot continue: that agent no longer has the memory, or NIXL has dropped what it knew of that agent",
+                    moves_.describe() + " cannot continue: that agent no longer has the memory, or NIXL has dropped what it knew of that agent",
                     "add the peer and prepare its lists again");
     }
-    if (agent_.safeguards().is_dead(request_->moves->peer())) throw peer_gone();
+    if (safeguards_.is_dead(peer_)) throw peer_gone();
     const auto [request, status, unanswered] = poster_.post_next();
-    if (status == capi::kInProgress) requests_.add_in_flight(request);
+    if (status == kInProgress) requests_.add_in_flight(request);
     else request_ended(request, status, " failed: ", unanswered);
-  } catch (const Failure& failure) {
-    fail(failure);
-  } catch (const std::exception& error) {
-    // The slice was not posted, since nothing is allocated after a post.
-    fail(Failure("KV_INTERNAL", error.what()));
-  }
+  });
+  if (failure) fail(*failure);
   // At once: the next request is made a fifth faster in this one's memory.
   requests_.release_ended();
 }
 
 // The peer must not reuse memory until a WRITE has landed, even after an abort.
 bool Transfer::must_confirm_landing() const {
-  return poster_.begun() && request_->moves->remote->probe && request_->moves->operation == capi::Operation::write;
+  return poster_.begun() && moves_.remote->probe && moves_.operation == Operation::write;
 }
 
 void Transfer::post_landing_probe() {
-  if (request_->moves->remote->dropped || agent_.safeguards().is_dead(request_->moves->peer())) return fail(peer_gone());
+  if (moves_.remote->dropped || safeguards_.is_dead(peer_)) return fail(peer_gone());
   requests_.make_room();
-  const capi::Request request = agent_.safeguards().make_probe(*request_->moves->remote);
-  const BoundedCalls bounded(agent_.safeguards().watch_of(request_->moves->peer()));
-  const capi::Status status =
+  const Request request = safeguards_.make_probe(*moves_.remote);
+  const BoundedCalls bounded(safeguards_.watch_of(peer_));
+  const Status status =
       request == nullptr ? capi::kBackendError : capi::post_xfer_req(agent_.handle(), request, nullptr);
-  if (status == capi::kInProgress) return requests_.add_in_flight(request);
+  if (status == kInProgress) return requests_.add_in_flight(request);
   request_ended(request, status, " was posted, but whether it landed is unknown: ", bounded.gave_up());
   requests_.release_ended();
 }
@@ -104,15 +103,15 @@ void Transfer::post_landing_probe() {
 // Takes over an ended request; null if it could not be made. `problem` joins transfer and status in
 // the message. `unanswered`: the live peer let no connection be made, so the failure is no other
 // peer's, and nothing is under way.
-void Transfer::request_ended(capi::Request request, capi::Status status, const char* problem, bool unanswered) {
-  if (status == capi::kSuccess) {
+void Transfer::request_ended(Request request, Status status, const char* problem, bool unanswered) {
+  if (status == kSuccess) {
     failure_.request_succeeded();
     return return_request(request);
   }
-  Failure failure("KV_TRANSFER_FAILED", request_->moves->describe() + problem + describe(status),
+  Failure failure("KV_TRANSFER_FAILED", moves_.describe() + problem + describe(status),
                   "the peer may have ended; NIXL's own log on stderr says more");
   if (unanswered) {
-    failure.message = request_->moves->describe() + " failed: the peer's process is alive, and did not answer in time";
+    failure.message = moves_.describe() + " failed: the peer's process is alive, and did not answer in time";
     failure.hint = "it may be stopped or overloaded; try again later";
   } else if (failure_.record(request, failure)) {
     state_ = State::resolving_failure;
@@ -131,7 +130,7 @@ void Transfer::resolve_failure() {
   using Step = AmbiguousFailure::Step;
   const Step step = failure_.next_step(outcome_closed_);
   if (step == Step::wait) return;
-  if (step == Step::probe && request_->moves->remote->probe && !request_->moves->remote->dropped) {
+  if (step == Step::probe && moves_.remote->probe && !moves_.remote->dropped) {
     failure_.probe_posted();
     return post_landing_probe();
   }
@@ -143,17 +142,17 @@ void Transfer::resolve_failure() {
 }
 
 void Transfer::release_kept_requests() {
-  for (const capi::Request request : failure_.clear()) discard_request(request);
+  for (const Request request : failure_.clear()) discard_request(request);
 }
 
 // A prepared transfer keeps a successful request for its next post.
-void Transfer::return_request(capi::Request request) {
+void Transfer::return_request(Request request) {
   const bool is_probe = state_ == State::confirming_landing || state_ == State::resolving_failure;
   if (agent_.captures_telemetry() && !is_probe) poster_.add_telemetry(request);
   if (request_->prepared == nullptr || !request_->prepared->give_back(request)) requests_.add_ended(request);
 }
 
-void Transfer::discard_request(capi::Request request) {
+void Transfer::discard_request(Request request) {
   if (request_->prepared != nullptr) request_->prepared->forget(request);
   requests_.add_ended(request);
 }
@@ -161,7 +160,7 @@ void Transfer::discard_request(capi::Request request) {
 void Transfer::finish() {
   state_ = State::finished;
   // Counters change before JavaScript hears of the outcome.
-  --agent_.counters().transfers_in_flight;
+  --counters_.transfers_in_flight;
   const bool succeeded = !outcome_closed_ && report_success();
   if (!succeeded) events_.send(Event::released(ticket()));
 }
@@ -171,20 +170,20 @@ bool Transfer::report_success() {
   outcome_closed_ = true;
   // No abort is possible from here on, so the notification may leave.
   if (!request_->outcome.try_settle()) {
-    ++agent_.counters().transfers_failed;
+    ++counters_.transfers_failed;
     return false;
   }
-  agent_.peers().mark_connected(request_->moves->peer());
+  agent_.peers().mark_connected(peer_);
   try {
-    if (poster_.sends_notification()) ++agent_.counters().notifications_sent;
-    else if (request_->notification) agent_.peers().notify(request_->moves->peer(), *request_->notification);
+    if (poster_.sends_notification()) ++counters_.notifications_sent;
+    else if (request_->notification) agent_.peers().notify(peer_, *request_->notification);
   } catch (const Failure& failure) {
-    ++agent_.counters().transfers_failed;
+    ++counters_.transfers_failed;
     events_.send(Event::failed(Event::Kind::done, ticket(), failure));
     return false;
   }
-  ++agent_.counters().transfers_done;
-  agent_.counters().bytes_transferred += request_->moves->selection.bytes();
+  ++counters_.transfers_done;
+  counters_.bytes_transferred += moves_.selection.bytes();
   events_.send({.kind = Event::Kind::done, .ticket = ticket(), .value = poster_.outcome()});
   return true;
 }
@@ -197,7 +196,7 @@ void Transfer::fail(Failure failure) {
 bool Transfer::close_as_failed() {
   if (outcome_closed_) return false;
   outcome_closed_ = true;
-  ++agent_.counters().transfers_failed;
+  ++counters_.transfers_failed;
   return request_->outcome.try_settle();
 }
 
@@ -211,7 +210,7 @@ void Transfer::cancel(Failure failure) {
 }
 
 Failure Transfer::peer_gone() const {
-  return Failure("KV_TRANSFER_FAILED", request_->moves->describe() + " failed: the peer's process is gone",
+  return Failure("KV_TRANSFER_FAILED", moves_.describe() + " failed: the peer's process is gone",
                  "if it was restarted, add it again with its new metadata");
 }
 

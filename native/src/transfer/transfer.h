@@ -14,7 +14,7 @@ class NixlAgent;
 // thread. A request that NIXL does not release ends with the agent, and no call may name it then.
 class RequestTracker {
  public:
-  explicit RequestTracker(capi::Agent agent) : agent_(agent) {}
+  explicit RequestTracker(Agent agent) : agent_(agent) {}
 
   // Allocates beforehand: a posted request must not be lost for want of memory.
   void make_room() {
@@ -22,9 +22,9 @@ class RequestTracker {
     ended_.reserve(count() + 1);
   }
 
-  void add_in_flight(capi::Request request) { in_flight_.push_back(request); }
+  void add_in_flight(Request request) { in_flight_.push_back(request); }
   // Nothing of the request may be under way.
-  void add_ended(capi::Request request) { ended_.push_back(request); }
+  void add_ended(Request request) { ended_.push_back(request); }
 
   size_t in_flight_count() const { return in_flight_.size(); }
   // In flight or not released.
@@ -36,12 +36,12 @@ class RequestTracker {
   template <typename GiveUp, typename OnEnd>
   void poll(GiveUp give_up, OnEnd on_end) {
     for (size_t index = 0; index < in_flight_.size();) {
-      const capi::Status status = capi::get_xfer_status(agent_, in_flight_[index]);
-      if (status == capi::kInProgress && !give_up()) {
+      const Status status = capi::get_xfer_status(agent_, in_flight_[index]);
+      if (status == kInProgress && !give_up()) {
         ++index;
         continue;
       }
-      const capi::Request request = in_flight_[index];
+      const Request request = in_flight_[index];
       in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(index));
       on_end(request, status);
     }
@@ -49,8 +49,8 @@ class RequestTracker {
 
   // Keeps requests that NIXL still holds for the next attempt.
   void release_ended() {
-    std::erase_if(ended_, [this](capi::Request request) {
-      if (capi::release_xfer_req(agent_, request) != capi::kSuccess) return false;
+    std::erase_if(ended_, [this](Request request) {
+      if (capi::release_xfer_req(agent_, request) != kSuccess) return false;
       capi::destroy_xfer_req(request);
       return true;
     });
@@ -58,13 +58,13 @@ class RequestTracker {
 
   // Treats requests in flight as ended. Releasing them cancels them, if NIXL can.
   void cancel_in_flight() {
-    for (const capi::Request request : std::exchange(in_flight_, {})) ended_.push_back(request);
+    for (const Request request : std::exchange(in_flight_, {})) ended_.push_back(request);
   }
 
  private:
-  capi::Agent agent_;
-  std::vector<capi::Request> in_flight_;
-  std::vector<capi::Request> ended_;
+  Agent agent_;
+  vector<Request> in_flight_;
+  vector<Request> ended_;
 };
 
 // From the first slice to the release of the last NIXL request. Sends JavaScript `done`; `done`
@@ -73,7 +73,7 @@ class RequestTracker {
 class Transfer {
  public:
   // The agent and the sender must outlive it.
-  Transfer(NixlAgent& agent, EventSender& events, std::shared_ptr<TransferRequest> request);
+  Transfer(NixlAgent& agent, EventSender& events, shared_ptr<TransferRequest> request);
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
@@ -108,9 +108,9 @@ class Transfer {
   bool must_confirm_landing() const;
   void post_landing_probe();
   void resolve_failure();
-  void request_ended(capi::Request request, capi::Status status, const char* problem, bool unanswered = false);
-  void return_request(capi::Request request);
-  void discard_request(capi::Request request);
+  void request_ended(Request request, Status status, const char* problem, bool unanswered = false);
+  void return_request(Request request);
+  void discard_request(Request request);
   void release_kept_requests();
   void fail(Failure failure);
   bool close_as_failed();
@@ -121,7 +121,11 @@ class Transfer {
 
   NixlAgent& agent_;
   EventSender& events_;
-  const std::shared_ptr<TransferRequest> request_;
+  const shared_ptr<TransferRequest> request_;
+  const Moves& moves_;
+  const string& peer_;
+  LibfabricSafeguards& safeguards_;
+  Counters& counters_;
   SlicePoster poster_;
   RequestTracker requests_;
   AmbiguousFailure failure_;

@@ -6,10 +6,10 @@
 
 namespace kv::nixl {
 
-std::string Moves::describe() const {
-  const bool reads = operation == capi::Operation::read;
-  return std::string(reads ? "READ" : "WRITE") + " of " + std::to_string(selection.count()) + " descriptors (" +
-         std::to_string(selection.bytes()) + " bytes) " + (reads ? "from" : "to") + " agent \"" + peer() + "\"";
+string Moves::describe() const {
+  const bool reads = operation == Operation::read;
+  return string(reads ? "READ" : "WRITE") + " of " + to_string(selection.count()) + " descriptors (" +
+         to_string(selection.bytes()) + " bytes) " + (reads ? "from" : "to") + " agent \"" + peer() + "\"";
 }
 
 void PreparedTransfer::make(NixlAgent& agent) {
@@ -19,12 +19,12 @@ void PreparedTransfer::make(NixlAgent& agent) {
   while (!slicer.done()) {
     Slice& slice = agent.requests().scratch_slice();
     slicer.next(slice);
-    capi::Status status = capi::kSuccess;
+    Status status = kSuccess;
     requests_.push_back(nullptr);
     requests_.back() = agent.requests().make(*moves, slice, status);
     if (requests_.back() == nullptr) {
       release(agent);
-      throw Failure("KV_TRANSFER_FAILED", std::string("NIXL refused to make a request of the prepared transfer: ") + nixl::describe(status));
+      throw Failure("KV_TRANSFER_FAILED", string("NIXL refused to make a request of the prepared transfer: ") + nixl::describe(status));
     }
     merged_ += slice.merged;
   }
@@ -34,7 +34,7 @@ void PreparedTransfer::make(NixlAgent& agent) {
 
 bool PreparedTransfer::complete() const { return !requests_.empty() && std::ranges::count(requests_, nullptr) == 0; }
 
-std::string PreparedTransfer::backend(NixlAgent& agent) const {
+string PreparedTransfer::backend(NixlAgent& agent) const {
   if (users > 0 || !complete() || moves->remote->dropped) {
     throw Failure("KV_TRANSFER_INVALID", "the backend of a prepared transfer is not known while it is under way, or after it failed",
                   "ask before the first post");
@@ -42,12 +42,12 @@ std::string PreparedTransfer::backend(NixlAgent& agent) const {
   return agent.backends().of_request(requests_.front());
 }
 
-capi::Request PreparedTransfer::take(size_t slice) {
+Request PreparedTransfer::take(size_t slice) {
   handed_out_[requests_[slice]] = slice;
   return std::exchange(requests_[slice], nullptr);
 }
 
-bool PreparedTransfer::give_back(capi::Request request) {
+bool PreparedTransfer::give_back(Request request) {
   const auto found = handed_out_.find(request);
   if (found == handed_out_.end()) return false;
   requests_[found->second] = request;
@@ -56,9 +56,9 @@ bool PreparedTransfer::give_back(capi::Request request) {
 }
 
 void PreparedTransfer::release(NixlAgent& agent) {
-  for (const capi::Request request : std::exchange(requests_, {})) {
+  for (const Request request : std::exchange(requests_, {})) {
     // Nothing is under way, so NIXL releases it at once.
-    if (request != nullptr && capi::release_xfer_req(agent.handle(), request) == capi::kSuccess) capi::destroy_xfer_req(request);
+    if (request != nullptr && capi::release_xfer_req(agent.handle(), request) == kSuccess) capi::destroy_xfer_req(request);
   }
   handed_out_.clear();
   merged_ = 0;

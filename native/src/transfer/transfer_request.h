@@ -1,10 +1,5 @@
 #pragma once
 
-#include <atomic>
-#include <chrono>
-#include <memory>
-#include <unordered_map>
-
 #include "events/event.h"
 #include "memory/prepared_list.h"
 #include "transfer/transfer_selection.h"
@@ -15,24 +10,24 @@ class NixlAgent;
 
 // Immutable once made.
 struct Moves {
-  capi::Operation operation = capi::Operation::read;
-  std::shared_ptr<PreparedList> local;
-  std::shared_ptr<PreparedList> remote;
+  Operation operation = Operation::read;
+  shared_ptr<PreparedList> local;
+  shared_ptr<PreparedList> remote;
   TransferSelection selection;
 
   // The agent's own name for storage.
-  const std::string& peer() const { return *remote->remote; }
+  const string& peer() const { return *remote->remote; }
   // For error messages, such as `READ of 4 descriptors (65536 bytes) from agent "p0"`.
-  std::string describe() const;
+  string describe() const;
 };
 
 // NIXL requests, one per slice, that are made once and posted many times, by one user at a time.
 // Belongs to the agent's thread.
 class PreparedTransfer : public Closable {
  public:
-  explicit PreparedTransfer(std::shared_ptr<const Moves> moves) : moves(std::move(moves)) {}
+  explicit PreparedTransfer(shared_ptr<const Moves> moves) : moves(std::move(moves)) {}
 
-  const std::shared_ptr<const Moves> moves;
+  const shared_ptr<const Moves> moves;
 
   // Makes all requests anew. Throws KV_TRANSFER_FAILED; no request is left then.
   void make(NixlAgent& agent);
@@ -44,19 +39,19 @@ class PreparedTransfer : public Closable {
   uint64_t merged() const { return merged_; }
   // Empty where NIXL does not say. Throws KV_TRANSFER_INVALID while it is posted, and after a post
   // has failed.
-  std::string backend(NixlAgent& agent) const;
+  string backend(NixlAgent& agent) const;
   // Hands out a slice's request. The caller owns it.
-  capi::Request take(size_t slice);
+  Request take(size_t slice);
   // Takes back a successful request. False if it was not handed out.
-  bool give_back(capi::Request request);
+  bool give_back(Request request);
   // A request that was handed out has failed.
-  void forget(capi::Request request) { handed_out_.erase(request); }
+  void forget(Request request) { handed_out_.erase(request); }
   void release(NixlAgent& agent);
 
  private:
   // Null for a request that is handed out, or failed.
-  std::vector<capi::Request> requests_;
-  std::unordered_map<capi::Request, size_t> handed_out_;
+  vector<Request> requests_;
+  unordered_map<Request, size_t> handed_out_;
   uint64_t merged_ = 0;
 };
 
@@ -78,20 +73,20 @@ class OutcomeLatch {
     return state_.compare_exchange_strong(expected, wanted);
   }
 
-  std::atomic<State> state_{State::open};
+  atomic<State> state_{State::open};
 };
 
 struct TransferRequest {
   uint64_t ticket = 0;
-  std::shared_ptr<const Moves> moves;
+  shared_ptr<const Moves> moves;
   // Requests made before, or null.
-  std::shared_ptr<PreparedTransfer> prepared;
+  shared_ptr<PreparedTransfer> prepared;
   // Sent once all bytes have landed.
-  std::optional<Bytes> notification;
+  optional<Bytes> notification;
   // The caller may abort, so the notification must await the outcome.
   bool abortable = false;
   // For the outcome's timings.
-  std::chrono::steady_clock::time_point asked_at;
+  Clock::time_point asked_at;
 
   OutcomeLatch outcome;
 };

@@ -11,7 +11,7 @@ constexpr size_t kMostBetweenPosts = 32;
 
 }  // namespace
 
-void TransferScheduler::add(std::unique_ptr<Transfer> transfer) {
+void TransferScheduler::add(unique_ptr<Transfer> transfer) {
   const uint64_t ticket = transfer->ticket();
   posting_.push_back(ticket);
   Entry& entry = transfers_[ticket];
@@ -19,7 +19,7 @@ void TransferScheduler::add(std::unique_ptr<Transfer> transfer) {
   entry.posting = true;
 }
 
-void TransferScheduler::start(std::unique_ptr<Transfer> transfer) {
+void TransferScheduler::start(unique_ptr<Transfer> transfer) {
   const uint64_t ticket = transfer->ticket();
   Entry& entry = transfers_[ticket];
   entry.transfer = std::move(transfer);
@@ -89,7 +89,7 @@ void TransferScheduler::attend(uint64_t ticket) {
 }
 
 void TransferScheduler::attend_all() {
-  std::vector<uint64_t> tickets;
+  vector<uint64_t> tickets;
   tickets.reserve(transfers_.size());
   for (const auto& [ticket, entry] : transfers_) tickets.push_back(ticket);
   for (const uint64_t ticket : tickets) attend(ticket);
@@ -100,8 +100,8 @@ void TransferScheduler::abandon_all() {
   attend_all();
 }
 
-std::vector<std::unique_ptr<Transfer>> TransferScheduler::take_all() {
-  std::vector<std::unique_ptr<Transfer>> taken;
+vector<unique_ptr<Transfer>> TransferScheduler::take_all() {
+  vector<unique_ptr<Transfer>> taken;
   for (auto& [ticket, entry] : transfers_) taken.push_back(std::move(entry.transfer));
   transfers_.clear();
   posting_.clear();

@@ -2,10 +2,8 @@
 
 #include <deque>
 #include <functional>
-#include <memory>
-#include <unordered_map>
-#include <vector>
 
+#include "library/std_names.h"
 #include "transfer/transfer.h"
 
 namespace kv::nixl {
@@ -22,9 +20,9 @@ class TransferScheduler {
   TransferScheduler& operator=(const TransferScheduler&) = delete;
 
   // Its turn comes after those that wait.
-  void add(std::unique_ptr<Transfer> transfer);
+  void add(unique_ptr<Transfer> transfer);
   // Posts the first slice at once. Adds the transfer unless it ends with that.
-  void start(std::unique_ptr<Transfer> transfer);
+  void start(unique_ptr<Transfer> transfer);
   // False if `add` or `start` threw for want of memory before a post.
   bool contains(uint64_t ticket) const { return transfers_.contains(ticket); }
   bool empty() const { return transfers_.empty(); }
@@ -39,11 +37,11 @@ class TransferScheduler {
   // Transfers with nothing under way end now.
   void abandon_all();
   // Hands over all transfers without `on_end`.
-  std::vector<std::unique_ptr<Transfer>> take_all();
+  vector<unique_ptr<Transfer>> take_all();
 
  private:
   struct Entry {
-    std::unique_ptr<Transfer> transfer;
+    unique_ptr<Transfer> transfer;
     // Whether its ticket is in these queues.
     bool posting = false;
     bool under_way = false;
@@ -56,7 +54,7 @@ class TransferScheduler {
   bool look_after(size_t most);
 
   OnEnd on_end_;
-  std::unordered_map<uint64_t, Entry> transfers_;
+  unordered_map<uint64_t, Entry> transfers_;
   // Tickets with slices to post, by turn, and with something under way. Those of ended transfers
   // are skipped.
   std::deque<uint64_t> posting_;

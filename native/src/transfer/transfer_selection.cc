@@ -1,8 +1,6 @@
 #include "transfer/transfer_selection.h"
 
 #include <algorithm>
-#include <string>
-#include <utility>
 
 #include "library/failure.h"
 
@@ -10,9 +8,9 @@ namespace kv::nixl {
 
 namespace {
 
-Failure invalid(const std::string& message) { return Failure("KV_TRANSFER_INVALID", message); }
+Failure invalid(const string& message) { return Failure("KV_TRANSFER_INVALID", message); }
 
-void require_ids(const std::vector<int32_t>& ids, const DescriptorLayout& layout, const char* name) {
+void require_ids(const vector<int32_t>& ids, const DescriptorLayout& layout, const char* name) {
   const uint32_t count = layout.count();
   // Negative ids are too large as unsigned numbers. Without branches the compiler vectorises the
   // loop.
@@ -21,8 +19,8 @@ void require_ids(const std::vector<int32_t>& ids, const DescriptorLayout& layout
   if (any_invalid == 0) return;
   for (size_t index = 0; index < ids.size(); ++index) {
     if (static_cast<uint32_t>(ids[index]) < count) continue;
-    throw invalid(std::string(name) + "[" + std::to_string(index) + "] is " + std::to_string(ids[index]) + ", and the list has " +
-                  std::to_string(count) + " descriptors");
+    throw invalid(string(name) + "[" + to_string(index) + "] is " + to_string(ids[index]) + ", and the list has " +
+                  to_string(count) + " descriptors");
   }
 }
 
@@ -42,10 +40,10 @@ struct IndexRange {
 
 }  // namespace
 
-TransferSelection TransferSelection::of_ids(std::vector<int32_t> local, std::vector<int32_t> remote, const DescriptorLayout& local_layout,
+TransferSelection TransferSelection::of_ids(vector<int32_t> local, vector<int32_t> remote, const DescriptorLayout& local_layout,
                                             const DescriptorLayout& remote_layout) {
   if (local.size() != remote.size() || local.empty()) {
-    throw invalid(std::to_string(local.size()) + " local ids and " + std::to_string(remote.size()) +
+    throw invalid(to_string(local.size()) + " local ids and " + to_string(remote.size()) +
                   " remote ids; a transfer needs the same number of each, and at least one");
   }
   TransferSelection selection;
@@ -58,13 +56,13 @@ TransferSelection TransferSelection::of_ids(std::vector<int32_t> local, std::vec
   return selection;
 }
 
-TransferSelection TransferSelection::of_runs(std::vector<int32_t> runs, std::vector<int32_t> offsets, const DescriptorLayout& local_layout,
+TransferSelection TransferSelection::of_runs(vector<int32_t> runs, vector<int32_t> offsets, const DescriptorLayout& local_layout,
                                              const DescriptorLayout& remote_layout) {
   if (runs.empty() || runs.size() % kRunNumbers != 0) {
-    throw invalid("runs are rows of 3 numbers and at least one row; these are " + std::to_string(runs.size()) + " numbers");
+    throw invalid("runs are rows of 3 numbers and at least one row; these are " + to_string(runs.size()) + " numbers");
   }
   if (offsets.empty() || offsets.size() % kOffsetNumbers != 0) {
-    throw invalid("offsets are rows of 2 numbers and at least one row; these are " + std::to_string(offsets.size()) + " numbers");
+    throw invalid("offsets are rows of 2 numbers and at least one row; these are " + to_string(offsets.size()) + " numbers");
   }
   TransferSelection selection;
   selection.runs_ = std::move(runs);
@@ -74,7 +72,7 @@ TransferSelection TransferSelection::of_runs(std::vector<int32_t> runs, std::vec
   IndexRange remote;
   uint64_t descriptors = 0;
   for (size_t at = 0; at < rows.size(); at += kRunNumbers) {
-    if (rows[at + 2] < 1) throw invalid("run " + std::to_string(at / kRunNumbers) + " has " + std::to_string(rows[at + 2]) + " descriptors");
+    if (rows[at + 2] < 1) throw invalid("run " + to_string(at / kRunNumbers) + " has " + to_string(rows[at + 2]) + " descriptors");
     local.add(rows[at], rows[at + 2]);
     remote.add(rows[at + 1], rows[at + 2]);
     descriptors += static_cast<uint32_t>(rows[at + 2]);
@@ -98,8 +96,8 @@ void TransferSelection::throw_out_of_range(int64_t local_offset, int64_t remote_
                                            const DescriptorLayout& remote) const {
   const auto require = [](size_t run, int64_t first, int64_t count, const DescriptorLayout& layout, const char* side) {
     if (in_range(layout, first, count)) return;
-    throw invalid("run " + std::to_string(run) + " covers " + std::to_string(count) + " descriptors from " + std::to_string(first) +
-                  " on of the " + side + " list, which has " + std::to_string(layout.count()));
+    throw invalid("run " + to_string(run) + " covers " + to_string(count) + " descriptors from " + to_string(first) +
+                  " on of the " + side + " list, which has " + to_string(layout.count()));
   };
   for (size_t at = 0; at < runs_.size(); at += kRunNumbers) {
     require(at / kRunNumbers, local_offset + runs_[at], runs_[at + 2], local, "local");
@@ -122,9 +120,9 @@ void TransferSelection::measure_bytes(const DescriptorLayout& local, const Descr
       const auto here = locals.at(run.local);
       const auto there = remotes.at(run.remote);
       if (here.row.length != there.row.length) {
-        throw invalid("pair " + std::to_string(pair) + ": local descriptor " + std::to_string(run.local) + " has " +
-                      std::to_string(here.row.length) + " bytes, remote descriptor " + std::to_string(run.remote) + " has " +
-                      std::to_string(there.row.length));
+        throw invalid("pair " + to_string(pair) + ": local descriptor " + to_string(run.local) + " has " +
+                      to_string(here.row.length) + " bytes, remote descriptor " + to_string(run.remote) + " has " +
+                      to_string(there.row.length));
       }
       const uint32_t step = std::min({run.count, here.left_in_row, there.left_in_row});
       bytes_ += step * here.row.length;

@@ -1,9 +1,5 @@
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <vector>
-
 #include "memory/descriptor_layout.h"
 
 namespace kv::nixl {
@@ -25,17 +21,17 @@ class TransferSelection {
  public:
   TransferSelection() = default;
   // Throws KV_TRANSFER_INVALID, naming the index and the list.
-  static TransferSelection of_ids(std::vector<int32_t> local, std::vector<int32_t> remote, const DescriptorLayout& local_layout,
+  static TransferSelection of_ids(vector<int32_t> local, vector<int32_t> remote, const DescriptorLayout& local_layout,
                                   const DescriptorLayout& remote_layout);
   // Throws KV_TRANSFER_INVALID, naming the run and the list.
-  static TransferSelection of_runs(std::vector<int32_t> runs, std::vector<int32_t> offsets, const DescriptorLayout& local_layout,
+  static TransferSelection of_runs(vector<int32_t> runs, vector<int32_t> offsets, const DescriptorLayout& local_layout,
                                    const DescriptorLayout& remote_layout);
 
   uint64_t count() const { return count_; }
   uint64_t bytes() const { return bytes_; }
   // Empty if runs were given.
-  const std::vector<int32_t>& local_ids() const { return local_; }
-  const std::vector<int32_t>& remote_ids() const { return remote_; }
+  const vector<int32_t>& local_ids() const { return local_; }
+  const vector<int32_t>& remote_ids() const { return remote_; }
   // Each run counts once per offset. 0 if ids were given.
   uint64_t run_count() const { return runs_.size() / kRunNumbers * (offsets_.size() / kOffsetNumbers); }
 
@@ -56,10 +52,10 @@ class TransferSelection {
   void throw_out_of_range(int64_t local_offset, int64_t remote_offset, const DescriptorLayout& local, const DescriptorLayout& remote) const;
 
   // Either both lists of ids, or runs and offsets.
-  std::vector<int32_t> local_;
-  std::vector<int32_t> remote_;
-  std::vector<int32_t> runs_;
-  std::vector<int32_t> offsets_;
+  vector<int32_t> local_;
+  vector<int32_t> remote_;
+  vector<int32_t> runs_;
+  vector<int32_t> offsets_;
   uint64_t count_ = 0;
   uint64_t bytes_ = 0;
 };

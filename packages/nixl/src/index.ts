@@ -8,12 +8,12 @@ export {
   type PluginDescription,
   summaryOf,
 } from "./backends/plugins.js";
-export { type RdmaDevice, rdmaDevices } from "./doctor/checks/machine.js";
+export { type RdmaDevice, rdmaDevices } from "./backends/rdma-devices.js";
 export { readUcxProtocols, type UcxProtocol } from "./doctor/checks/ucx-protocols.js";
 export { type DoctorOptions, doctor } from "./doctor/doctor.js";
-export { type Host, realHost } from "./doctor/host.js";
 export { doctorText } from "./doctor/report.js";
 export type { Environment } from "./environment.js";
+export { type Host, realHost } from "./host.js";
 export {
   type Installed,
   type InstallOptions,

@@ -19,14 +19,15 @@ import { CLOSE_TIMEOUT_MS, type NixlAgent, startNixlAgent } from "./agent/agent.
 import type { AgentCore } from "./agent/agent-core.js";
 import { explainBackendError, explainRefusedPeer } from "./backends/backend-errors.js";
 import { notifies, reportsPeerDeath } from "./backends/backend-traits.js";
-import { fabricDevices, warnOfUcxOnEfa } from "./backends/efa.js";
 import { PreloadFinder } from "./backends/preload.js";
+import { rdmaDevices, warnOfUcxOnEfa } from "./backends/rdma-devices.js";
 import {
   type SelectedBackends,
   selectBackends,
   validateAgentBackends,
 } from "./backends/select-backends.js";
 import { nixlVariables, warnOfUnusedLibraryVariables } from "./environment.js";
+import { realHost } from "./host.js";
 import { findLibrary } from "./library/find-library.js";
 import { requireComplete } from "./library/truncation-check.js";
 import { allocateDeviceMemory } from "./memory/device-memory.js";
@@ -182,11 +183,11 @@ export class NixlTransport implements Transport, AsyncDisposable {
       checkMetadata: checks
         ? (metadata, specs) => this.#checkerFor(specs, libraryPath).check(metadata)
         : undefined,
-      explainRefusedPeer: async (error, specs) =>
+      explainRefusedPeer: (error, specs) =>
         explainRefusedPeer(error, {
           backends: specs,
           environment: process.env,
-          devices: await fabricDevices(),
+          devices: rdmaDevices(realHost()),
         }),
       onClose: (closed) => void this.#agents.delete(closed),
     }).catch(async (error: unknown) => {
@@ -298,7 +299,7 @@ export class NixlTransport implements Transport, AsyncDisposable {
       this.#logged.add(`${names} ${source}`);
       selectBackends({ ...settings, log });
       log.info("nixl-backends", { backends: names, source, variables: nixlVariables(process.env) });
-      void warnOfUcxOnEfa(backends, log);
+      warnOfUcxOnEfa(backends, log);
     }
     metrics.count("kv_nixl_agents_created", 1, { backends: names, source });
     return selected;

@@ -43,7 +43,7 @@ export interface NixlAgentOptions extends Omit<AgentCoreOptions, "native"> {
     | ((metadata: Uint8Array, backends: readonly BackendSpec[]) => Promise<void>)
     | undefined;
   /** Completes the error of a peer that NIXL refused. */
-  explainRefusedPeer(error: unknown, backends: readonly BackendSpec[]): Promise<unknown>;
+  explainRefusedPeer(error: unknown, backends: readonly BackendSpec[]): unknown;
 }
 
 /** Options of `NixlAgent.localMetadata`. */
@@ -179,12 +179,11 @@ export class NixlAgent implements Agent, AsyncDisposable {
     // A copy: the caller may change its buffer between the check and the load.
     const bytes = checkMetadata === undefined ? metadata : new Uint8Array(metadata);
     if (checkMetadata !== undefined) await checkMetadata(bytes, this.#backends);
-    const added = this.#core.calls.call((callId) => this.#core.native.addRemote(callId, bytes));
-    return (
-      await added.catch(async (error: unknown) => {
-        throw await explainRefusedPeer(error, this.#backends);
-      })
-    ).value as string;
+    return await this.#core.calls
+      .answer<string>((callId) => this.#core.native.addRemote(callId, bytes))
+      .catch((error: unknown) => {
+        throw explainRefusedPeer(error, this.#backends);
+      });
   };
 
   /**

@@ -4,8 +4,8 @@ import { realLibrary } from "../library/cache-folder.js";
 import { reinstallHint, wholeWheelHint } from "../library/library-package.js";
 import { missingParts, nameOfMissing } from "../library/missing-parts.js";
 import { backendTraits, variablesSet } from "./backend-traits.js";
-import { type FabricDevice, isEfaOnly } from "./efa.js";
 import { describePlugins, type PluginDescription, remedyFor, summaryOf } from "./plugins.js";
+import { isEfaOnly, type RdmaDevice } from "./rdma-devices.js";
 import { networkObstacles, ucxObstacles } from "./ucx-obstacles.js";
 
 export interface FailedStart {
@@ -92,7 +92,7 @@ async function explainRefusedLibrary(error: KvError, start: FailedStart): Promis
 export interface RefusedPeer {
   readonly backends: readonly BackendSpec[];
   readonly environment: Environment;
-  readonly devices: readonly FabricDevice[];
+  readonly devices: readonly Pick<RdmaDevice, "name" | "efa">[];
 }
 
 /**

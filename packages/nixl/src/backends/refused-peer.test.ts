@@ -6,7 +6,7 @@ const code = "KV_AGENT_METADATA_INVALID";
 const refused = new KvError(code, 'NIXL refused the metadata of "p0": NIXL status -3', {
   hint: "give both agents a backend in common",
 });
-const EFA = [{ name: "rdmap0", driver: "efa" }];
+const EFA = [{ name: "rdmap0", efa: true }];
 const explain = (name: string, environment = {}, devices = EFA, error = refused) =>
   explainRefusedPeer(error, { backends: [{ name }], environment, devices });
 

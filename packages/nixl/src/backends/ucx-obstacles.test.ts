@@ -1,17 +1,16 @@
 import { expect, test } from "vitest";
+import { type Host, realHost } from "../host.js";
 import { networkObstacles, ucxObstacles } from "./ucx-obstacles.js";
 
-const host = (
-  missing: string,
-  { interfaces = ["lo"], files = {} as Record<string, string> } = {},
-) => ({
-  exists: (path: string) => path !== missing,
-  writable: (path: string) => `read-only ${path}` !== missing,
-  interfaces: () => interfaces,
-  read: (path: string) => files[path] ?? "",
+const host = (missing: string, files: Record<string, string> = {}): Host => ({
+  ...realHost(),
+  names: (folder) => (folder === missing ? [] : ["some"]),
+  space: (path) => (path === missing ? undefined : { totalBytes: 1, freeBytes: 1 }),
+  writable: (path) => `read-only ${path}` !== missing,
+  text: (path) => files[path]?.trim(),
 });
-const reasons = (of: ReturnType<typeof host>, transports?: string) =>
-  ucxObstacles(transports, of).map(({ reason, fix }) => `${reason}: ${fix}`);
+const reasons = (of: Host, transports?: string, interfaces = ["lo"]) =>
+  ucxObstacles(transports, of, interfaces).map(({ reason, fix }) => `${reason}: ${fix}`);
 
 /**
  * nixl.md N10: the error only said that NIXL's log has more. test/backends/ucx-cannot-start.test.ts
@@ -24,10 +23,10 @@ test("N10: what keeps UCX from starting is named, with what to set", () => {
     expect.stringContaining("set UCX_TLS=^posix"),
   ]);
   expect(reasons(host("read-only /dev/shm"), "^sysv,posix")).toEqual([]);
-  expect(reasons(host("/sys/class/net", { interfaces: [] }))).toEqual([
+  expect(reasons(host("/sys/class/net"), undefined, [])).toEqual([
     expect.stringContaining("mount /sys"),
   ]);
-  expect(reasons(host("nothing", { interfaces: [] }))).toEqual([
+  expect(reasons(host("nothing"), undefined, [])).toEqual([
     expect.stringContaining("ip link set lo up"),
   ]);
 });
@@ -38,7 +37,7 @@ test("N10: limits of System V shared memory, and segments that others hold", () 
     const files = Object.fromEntries(
       Object.entries(limits).map(([name, limit]) => [`/proc/sys/kernel/${name}`, `${limit}\n`]),
     );
-    return reasons(host("nothing", { files: { ...files, "/proc/sysvipc/shm": used } }), transports);
+    return reasons(host("nothing", { ...files, "/proc/sysvipc/shm": used }), transports);
   };
   const usual = { shmmni: "4096", shmmax: "18446744073692774399", shmall: "18446744073692774399" };
   expect(sysv(usual)).toEqual([]);
@@ -59,10 +58,10 @@ test("N10: limits of System V shared memory, and segments that others hold", () 
 
 test("F6: without /proc UCX does not start, and without a network LIBFABRIC does not: both are named", () => {
   expect(reasons(host("/proc/self"))).toEqual([expect.stringContaining("mount -t proc")]);
-  expect(networkObstacles(host("nothing", { interfaces: [] }))).toEqual([
+  expect(networkObstacles(host("nothing"), [])).toEqual([
     expect.objectContaining({ fix: expect.stringContaining("start the container with a network") }),
   ]);
-  expect(networkObstacles(host("nothing"))).toEqual([]);
+  expect(networkObstacles(host("nothing"), ["lo"])).toEqual([]);
 });
 
 test("N10: this machine has none of them", () => {

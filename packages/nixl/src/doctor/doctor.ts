@@ -1,8 +1,10 @@
 import { type ChildOutcome, reportOfChecks, runInChild } from "@kv/program";
 import { DEFAULT_BACKEND, notifies } from "../backends/backend-traits.js";
 import { describePlugins, pluginFolder } from "../backends/plugins.js";
+import { rdmaDevices } from "../backends/rdma-devices.js";
 import { childTask } from "../child/child-task.js";
 import type { Environment } from "../environment.js";
+import { type Host, realHost } from "../host.js";
 import type { Check, DoctorReport } from "../reports.js";
 import { MAX_TIMER_MS, requireOptions, timerMs } from "../validate.js";
 import { finding } from "./checks/finding.js";
@@ -14,11 +16,10 @@ import {
   runtimeChecks,
   STORAGE_ONLY,
 } from "./checks/library.js";
-import { machineChecks, rdmaDevices } from "./checks/machine.js";
+import { machineChecks } from "./checks/machine.js";
 import { PAIR_ENVIRONMENT, pairChecks } from "./checks/pair.js";
 import { noPluginCheck, pluginCheck } from "./checks/plugins.js";
 import { requestedBackends, variableChecks } from "./checks/variables.js";
-import { type Host, realHost } from "./host.js";
 
 /** Options of `doctor`. */
 export interface DoctorOptions {

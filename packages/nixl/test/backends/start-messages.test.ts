@@ -1,4 +1,4 @@
-import type * as fs from "node:fs/promises";
+import type * as fs from "node:fs";
 import { nixlTransport } from "@kv/nixl";
 import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { recordedLog } from "@kv/testing/recorded-log";
@@ -7,17 +7,15 @@ import { afterEach, describe, expect, test, vi } from "vitest";
 const SYSFS = "/sys/class/infiniband";
 /** The fabric devices of the host, by name, and their drivers. */
 const devices = vi.hoisted(() => new Map<string, string>());
-vi.mock("node:fs/promises", async (original) => {
+vi.mock("node:fs", async (original) => {
   const real = await original<typeof fs>();
   return {
     ...real,
-    readdir: (path: string, ...rest: never[]) =>
-      path === SYSFS ? Promise.resolve([...devices.keys()]) : real.readdir(path, ...rest),
-    readlink: (path: string, ...rest: never[]) => {
+    readdirSync: (path: string, ...rest: never[]) =>
+      path === SYSFS ? [...devices.keys()] : real.readdirSync(path, ...rest),
+    readlinkSync: (path: string, ...rest: never[]) => {
       const driver = devices.get(/^\/sys\/class\/infiniband\/([^/]+)\//.exec(path)?.[1] ?? "");
-      return driver === undefined
-        ? real.readlink(path, ...rest)
-        : Promise.resolve(`drivers/${driver}`);
+      return driver === undefined ? real.readlinkSync(path, ...rest) : `drivers/${driver}`;
     },
   };
 });

@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
+import { realHost } from "../../host.js";
 import type { MissingPart } from "../../library/missing-parts.js";
-import { realHost } from "../host.js";
 import { gpuMemoryChecks } from "./gpu-memory.js";
 
 const LIBRARY = "/cache/nixl/.nixl_cu12.mesonpy.libs/libnixl_capi.so";

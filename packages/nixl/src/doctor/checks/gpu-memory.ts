@@ -1,11 +1,11 @@
 import { dirname, join } from "node:path";
 import { runCommand } from "@kv/program";
 import type { Environment } from "../../environment.js";
+import type { Host } from "../../host.js";
 import { realLibrary } from "../../library/cache-folder.js";
 import { missingParts, nameOfMissing } from "../../library/missing-parts.js";
 import { nvidiaGpus } from "../../memory/memory-types.js";
 import type { Check } from "../../reports.js";
-import type { Host } from "../host.js";
 import { finding } from "./finding.js";
 
 /**

@@ -3,8 +3,8 @@ import { join } from "node:path";
 import { nixlMissing } from "@kv/testing/nixl/nixl-available";
 import { scratchFolder } from "@kv/testing/scratch-folder";
 import { describe, expect, test } from "vitest";
+import { realHost } from "../../host.js";
 import { findLibrary } from "../../library/find-library.js";
-import { realHost } from "../host.js";
 import { backendCheck, libraryCheck, repairChecks } from "./library.js";
 
 const folder = scratchFolder();

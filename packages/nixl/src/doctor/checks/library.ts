@@ -4,6 +4,7 @@ import { type ChildFailure, type ChildOutcome, failureText } from "@kv/program";
 import { REPAIRS } from "../../addon/repairs.js";
 import { remedyFor } from "../../backends/plugins.js";
 import type { Environment } from "../../environment.js";
+import type { Host } from "../../host.js";
 import { cLibraryProblem } from "../../library/c-library.js";
 import { parseInstallFolder, realLibrary } from "../../library/cache-folder.js";
 import { type LocatedLibrary, locateLibrary } from "../../library/find-library.js";
@@ -11,7 +12,6 @@ import { isNixl, lackedBy, libraryFeatures } from "../../library/library-feature
 import { reinstallHint } from "../../library/library-package.js";
 import { missingParts, nameOfMissing } from "../../library/missing-parts.js";
 import type { Check } from "../../reports.js";
-import type { Host } from "../host.js";
 import type { BackendAnswer, RuntimeAnswer } from "../probes.js";
 import { finding } from "./finding.js";
 

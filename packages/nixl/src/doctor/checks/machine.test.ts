@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import type { Host } from "../host.js";
+import type { Host } from "../../host.js";
 import { machineChecks } from "./machine.js";
 
 const LIMITS = (memlock: string) =>

@@ -1,42 +1,11 @@
+import { type RdmaDevice, rdmaDevices } from "../../backends/rdma-devices.js";
+import type { Host } from "../../host.js";
 import { nvidiaGpus } from "../../memory/memory-types.js";
 import type { Check } from "../../reports.js";
-import type { Host } from "../host.js";
 import { finding } from "./finding.js";
 
 const DEFAULT_DOCKER_SHM_BYTES = 64 << 20;
 const CAP_SYS_PTRACE = 19n;
-
-/** An RDMA or EFA device. */
-export interface RdmaDevice {
-  /** The kernel's name for it. */
-  readonly name: string;
-  /** Whether it is AWS's EFA. */
-  readonly efa: boolean;
-  /** The link layer, such as "Ethernet" or "InfiniBand". */
-  readonly link: string;
-  /** State of each port, such as "4: ACTIVE". */
-  readonly ports: readonly string[];
-  /** Rate of the first port in Gb/s; undefined where the kernel does not say. */
-  readonly gigabitsPerSecond?: number | undefined;
-}
-
-/** The devices in `/sys/class/infiniband`. */
-export function rdmaDevices(host: Host): RdmaDevice[] {
-  const folder = "/sys/class/infiniband";
-  return host.names(folder).map((name) => {
-    const at = `${folder}/${name}`;
-    const ports = host.names(`${at}/ports`);
-    // "400 Gb/sec (4X NDR)".
-    const rate = Number.parseFloat(host.text(`${at}/ports/${ports[0] ?? 1}/rate`) ?? "");
-    return {
-      name,
-      efa: host.linkName(`${at}/device/driver`) === "efa" || /^efa/.test(name),
-      link: host.text(`${at}/ports/${ports[0] ?? 1}/link_layer`) ?? "unknown link",
-      ports: ports.map((port) => host.text(`${at}/ports/${port}/state`) ?? "unknown"),
-      ...(rate > 0 ? { gigabitsPerSecond: rate } : {}),
-    };
-  });
-}
 
 export function machineChecks(host: Host, backends: readonly string[]): Check[] {
   if (host.platform !== "linux") return [];

@@ -7,7 +7,7 @@ import {
   statfsSync,
 } from "node:fs";
 import { basename } from "node:path";
-import { glibcVersion } from "../library/c-library.js";
+import { glibcVersion } from "./library/c-library.js";
 
 /** What the checks read of a machine. Tests use fake machines. */
 export interface Host {
@@ -43,7 +43,9 @@ export function realHost(): Host {
     platform: process.platform,
     arch: process.arch,
     nodeVersion: process.versions.node,
-    glibc: glibcVersion(),
+    get glibc() {
+      return glibcVersion();
+    },
     text: (path) => attempt(() => readFileSync(path, "utf8").trim()),
     names: (folder) => attempt(() => readdirSync(folder).sort()) ?? [],
     linkName: (path) => attempt(() => basename(readlinkSync(path))),
