@@ -2,10 +2,8 @@
 // those of the same benchmark in another tree of this repository.
 import { parseArgs } from "node:util";
 import { arena } from "./arena/index.js";
-import { fairness } from "./fairness.js";
 import { growth } from "./growth/index.js";
 import { multiTurn } from "./multi-turn.js";
-import { neuron } from "./neuron.js";
 import { nixl } from "./nixl/index.js";
 import { besideTree } from "./other-tree.js";
 import { plan } from "./plan.js";
@@ -19,10 +17,8 @@ import { tier } from "./tier.js";
 const BENCHMARKS: Readonly<Record<string, (run: Run) => Promise<readonly Row[]>>> = {
   prepare,
   arena,
-  fairness,
   plan,
   nixl,
-  neuron,
   "push-vs-pull": pushVsPull,
   "multi-turn": multiTurn,
   growth,

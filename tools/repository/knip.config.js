@@ -54,7 +54,7 @@ export default {
       entry: [
         ...workshop.map((name) => `${name}/**/*.{ts,mjs,cjs,js}`),
         "bench/*.mjs",
-        "bench/{fairness-attacks,fairness-turns,main,proxy-upstream,turn-upstream}.ts",
+        "bench/{main,proxy-upstream,turn-upstream}.ts",
         "bench/{growth/*,nixl/target}.ts",
         "bench/**/*.test.ts",
       ],

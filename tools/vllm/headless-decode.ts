@@ -1,11 +1,6 @@
 import { readTransferConfig } from "@kv/connector";
 import { delegateTo } from "@kv/connector/building-blocks";
-import {
-  type ConnectorRequest,
-  type FailedReceive,
-  type SideChannel,
-  silentLog,
-} from "@kv/interface";
+import { type ConnectorRequest, type FailedReceive, silentLog } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { type HeadlessDecode, openHeadlessDecode as openDecode } from "@kv/peer";
 import { pullConnector } from "@kv/pull";
@@ -22,7 +17,6 @@ export interface HeadlessDecodeOptions {
   /** In the compatibility hash. Default: that of vLLM on the CPU. */
   readonly dtype?: string;
   readonly extra?: Readonly<Record<string, unknown>>;
-  readonly sideChannel?: SideChannel;
 }
 
 const NUM_BLOCKS = 16;
@@ -31,7 +25,8 @@ export const OUR_BLOCKS = [5, 2, 9, 11];
 
 /** Of the tiny model's cache. */
 export async function openHeadlessDecode(options: HeadlessDecodeOptions): Promise<HeadlessDecode> {
-  const { kind, tp = 1, extra = {}, sideChannel = zmqSideChannel() } = options;
+  const { kind, tp = 1, extra = {} } = options;
+  const sideChannel = zmqSideChannel();
   const factors = factorsOf(kind);
   const transport = nixlTransport();
   const layers = Array.from({ length: TINY.layers }, (_, layer) => TINY.layerName(layer));

@@ -1,10 +1,11 @@
-import { beforeAll, describe } from "vitest";
+import { beforeAll, describe, expect, test } from "vitest";
+import { compareWire } from "../../packages/peer/src/wire/compare-wire.js";
+import { readWire } from "../../packages/peer/src/wire/read-wire.js";
 import { decodeSuite } from "./decode-suite.js";
-import { handshakeSuite } from "./handshake-suite.js";
 import { pairSuite } from "./pair-suite.js";
 import { prefillSuite } from "./prefill-suite.js";
 import { restartSuite } from "./restart-suite.js";
-import { vllmServers } from "./server.js";
+import { sourcesOf, vllmServers } from "./server.js";
 import type { PeerKind } from "./tiny-peer.js";
 import { unexpectedInputSuite } from "./unexpected-input-suite.js";
 import { ONE_LONG_REQUEST, waitingSuite } from "./waiting-suite.js";
@@ -33,7 +34,11 @@ export function matrix(kind: PeerKind): void {
       });
     }
 
-    suite("handshakes", [2], () => handshakeSuite(two));
+    test("kv-peer wire knows all of this release: its messages, and the members of clients' requests", async () => {
+      const report = compareWire(await readWire(sourcesOf(kind.version)));
+      expect(report).toMatchObject({ differences: [], requestsCompared: true });
+    });
+
     suite("P with TP 2", [2], () => decodeSuite(two));
     suite("P with TP 1", [1], () => decodeSuite(one));
     // Before our engine is P: a worker on the CPU that has paired with one P of another attention

@@ -1,6 +1,6 @@
 import { freePorts } from "@kv/testing/free-ports";
 import { expect, test } from "vitest";
-import { comparable, greedyOf, words } from "./boundary-cases.js";
+import { greedyOf, words } from "./boundary-cases.js";
 import { ask } from "./completion.js";
 import { long } from "./front-suite.js";
 import type { HttpTapOptions } from "./http-tap.js";
@@ -29,9 +29,6 @@ export function proxyFaultSuite(pair: ProxyPair): void {
     await pair.answersAlike(url, body);
     expect(proxy.status().prefillers[0]?.requests).toBe(1);
     await pair.freed();
-    const toy = await pair.toy(pair.p.url, `http://127.0.0.1:${dead}`);
-    expect((await ask(toy + COMPLETIONS, body)).status).toBe(500);
-    await pair.leaseEnded();
   });
 
   test.each([
@@ -42,21 +39,16 @@ export function proxyFaultSuite(pair: ProxyPair): void {
     async (_, more) => {
       const { cut, url, requests } = await proxiedAndCut(afterHead);
       const body = { ...greedyOf(words(60, 17), 4), ...more };
-      const right = await pair.answersAlike(url, body);
+      await pair.answersAlike(url, body);
       expect(cut.heads).toHaveLength(1);
       expect(requests()).toEqual([2, 1, 1]);
       await pair.idle(pair.d);
       await pair.freed();
-      const toy = await pair.toy(pair.p.url, cut.url);
-      const naive = await ask(toy + COMPLETIONS, body)
-        .then(comparable)
-        .catch(String);
-      expect(naive).not.toEqual(right);
     },
   );
 
   test("D breaks the connection after the first token: no retry, and the client gets an error event and a broken stream", async () => {
-    const { cut, url, requests } = await proxiedAndCut(afterTwoEvents);
+    const { url, requests } = await proxiedAndCut(afterTwoEvents);
     const body = { ...long, prompt: words(60, 18), max_tokens: 200, stream: true };
     const right = await read(ask(pair.d.url + COMPLETIONS, body));
     const ours = await read(ask(url + COMPLETIONS, body));
@@ -68,8 +60,6 @@ export function proxyFaultSuite(pair: ProxyPair): void {
     expect(requests()).toEqual([1, 1, 0]);
     await pair.idle(pair.d);
     await pair.freed();
-    const toy = await pair.toy(pair.p.url, cut.url);
-    expect((await read(ask(toy + COMPLETIONS, body))).isBroken).toBe(false);
   });
 
   test("request timeout: the stream ends with an error event, D stops, and P holds no blocks", async () => {

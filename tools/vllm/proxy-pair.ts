@@ -9,7 +9,6 @@ import { untilFreed, usage } from "./held-blocks.js";
 import { type HttpTapOptions, startHttpTap } from "./http-tap.js";
 import { PEER_DIR, type VllmOptions, type VllmServer, vllmServers } from "./server.js";
 import type { PeerKind } from "./tiny-peer.js";
-import { startToyProxy } from "./toy-proxy.js";
 import { handshakeTimedOut, retryAfterTimeout, until } from "./until.js";
 
 export type ProxyPair = ReturnType<typeof proxyPair>;
@@ -18,7 +17,6 @@ export const COMPLETIONS = "/v1/completions";
 
 /** What is freed before its end was freed by a notification. */
 const LEASE_SECONDS = 45;
-/** Toy proxies leave blocks at P. */
 const BLOCKS = 400;
 /** A server that did not get tools and template arguments answers otherwise. */
 const TEMPLATE =
@@ -82,8 +80,6 @@ export function proxyPair(
       return closing(await openProxy({ ...own, ...base, ...more }));
     },
     closing,
-    toy: async (prefiller = p().url, decoder = d().url): Promise<string> =>
-      closing(await startToyProxy(prefiller, decoder)).url,
     tap: async (options?: HttpTapOptions, target = d().url): ReturnType<typeof startHttpTap> =>
       closing(await startHttpTap(target, options)),
     async answersAlike(url: string, body: unknown): Promise<unknown> {

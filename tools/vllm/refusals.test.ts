@@ -1,28 +1,19 @@
-import { readFileSync } from "node:fs";
 import { type CheckedPair, refusalOf, VLLM_REFUSALS } from "@kv/plan/vllm";
 import { describe, expect, test } from "vitest";
-import { refusalCases } from "./refusal-cases.js";
+import { pairOf, refusalCases } from "./refusal-cases.js";
 
-/**
- * Per version, vLLM's answer to each of `refusalCases()`. `refusals.ts` made it with vLLM's own
- * code.
- */
-const recorded = JSON.parse(
-  readFileSync(new URL("fixtures/refusals.json", import.meta.url), "utf8"),
-) as Readonly<Record<string, readonly (string | null)[]>>;
-const cases = refusalCases();
+/** With the answers of vLLM's own code, which `refusals.ts` recorded. */
+const cases = refusalCases().map(({ changed, says }) => ({ says, pair: pairOf(changed) }));
 const brief = ({ local, remote, ...facts }: CheckedPair) =>
   JSON.stringify({ local, remote, ...facts });
 
-describe.each(Object.keys(recorded))("field.md P2: vLLM %s", (version) => {
-  const answers = recorded[version] ?? [];
+describe.each(Object.keys(cases[0]?.says ?? {}))("field.md P2: vLLM %s", (version) => {
   test("the recording has an answer to each pair", () => {
-    expect(answers).toHaveLength(cases.length);
+    expect(cases.filter(({ says }) => says[version] === undefined)).toEqual([]);
   });
 
   test("the table refuses what vLLM refuses, for vLLM's reason", () => {
-    const wrong = cases.flatMap((pair, at) => {
-      const says = answers[at];
+    const wrong = cases.flatMap(({ pair, says: { [version]: says } }) => {
       const ours = refusalOf(pair, version);
       const agrees =
         says === null ? ours === undefined : ours !== undefined && says?.includes(ours.says);
@@ -33,7 +24,7 @@ describe.each(Object.keys(recorded))("field.md P2: vLLM %s", (version) => {
 });
 
 test.each(VLLM_REFUSALS)("field.md P2: there is a pair that only $id refuses", ({ id }) => {
-  const alone = cases.filter((pair) => {
+  const alone = cases.filter(({ pair }) => {
     const refusing = VLLM_REFUSALS.filter(({ refuses }) => refuses(pair));
     return refusing.length === 1 && refusing[0]?.id === id;
   });

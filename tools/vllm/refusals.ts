@@ -2,14 +2,13 @@ import { spawnSync } from "node:child_process";
 import { writeFileSync } from "node:fs";
 import { homedir } from "node:os";
 import { join } from "node:path";
-import { refusalCases } from "./refusal-cases.js";
+import { pairOf, REFUSALS_FILE, refusalCases } from "./refusal-cases.js";
 
 /**
- * Records which pairs vLLM refuses: `npx tsx tools/vllm/refusals.ts`. Needs the peer of `setup.sh`;
- * takes a minute for each version.
+ * Records which pairs of `fixtures/refusals.jsonl` vLLM refuses: `npx tsx tools/vllm/refusals.ts`.
+ * Needs the peer of `setup.sh`; takes a minute for each version.
  */
 const peer = process.env["KV_PEER_DIR"] ?? join(homedir(), ".cache/kv-peer");
-const here = join(import.meta.dirname, ".");
 const TREES = {
   "0.31.0": `${peer}/vllm31:${peer}/nixl14`,
   "0.32.0": "",
@@ -17,11 +16,11 @@ const TREES = {
 } as const;
 
 const cases = refusalCases();
-const input = cases.map((pair) => JSON.stringify(pair)).join("\n");
+const input = cases.map(({ changed }) => JSON.stringify(pairOf(changed))).join("\n");
 const answers = Object.entries(TREES).map(([version, tree]) => {
   const { status, stdout, stderr } = spawnSync(
     `${peer}/vv/bin/python`,
-    [join(here, "refusals.py")],
+    [join(import.meta.dirname, "refusals.py")],
     {
       input,
       encoding: "utf8",
@@ -40,7 +39,8 @@ const answers = Object.entries(TREES).map(([version, tree]) => {
     throw new Error(`vLLM ${version}: ${lines.length} answers for ${cases.length} pairs`);
   return [version, lines.map((line) => JSON.parse(line) as string | null)] as const;
 });
-writeFileSync(
-  join(here, "fixtures/refusals.json"),
-  `${JSON.stringify(Object.fromEntries(answers)).replaceAll('],"', '],\n"').replaceAll('","', '",\n"')}\n`,
-);
+const lines = cases.map(({ changed }, at) => {
+  const says = Object.fromEntries(answers.map(([version, all]) => [version, all[at]]));
+  return `${JSON.stringify({ changed, says })}\n`;
+});
+writeFileSync(REFUSALS_FILE, lines.join(""));

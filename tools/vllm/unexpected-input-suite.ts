@@ -1,21 +1,9 @@
-import type { SideChannel } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
-import {
-  compatibilityHash,
-  decodeAgentMetadata,
-  decodeHandshakeReply,
-  encodeAgentMetadata,
-  encodeHandshakePayload,
-  encodeHandshakeRequest,
-} from "@kv/protocol";
+import { decodeAgentMetadata, decodeHandshakeReply, encodeHandshakeRequest } from "@kv/protocol";
 import { zmqSideChannel } from "@kv/side-channel";
-import { afterEach, expect, test } from "vitest";
+import { expect, test } from "vitest";
 import { freshId, ONE_USE } from "./completion.js";
-import { type HeadlessDecode, OUR_BLOCKS, openHeadlessDecode } from "./headless-decode.js";
-import { prefillAndHold, untilFreed } from "./held-blocks.js";
-import { RECORDED_TOKENS, recordedHeads } from "./recorded-kv.js";
 import type { VllmServer } from "./server.js";
-import { factorsOf, prompt, TINY } from "./tiny-peer.js";
 
 const UNKNOWN_RANK = 99;
 const TIMEOUT_MS = 5000;
@@ -69,71 +57,7 @@ export async function sendInvalidInput(host: string, port: number): Promise<void
   }
 }
 
-/** Replies of a later version: another hash, and unknown fields. */
-function asFutureVersion(server: VllmServer, sideChannel: SideChannel): SideChannel {
-  const compatibility = {
-    ...factorsOf(server.kind),
-    vllm_version: "0.34.0",
-    nixl_connector_version: 16,
-  };
-  return {
-    listen: (options) => sideChannel.listen(options),
-    close: () => sideChannel.close(),
-    async request(options) {
-      const reply = await sideChannel.request(options);
-      const [first = new Uint8Array(), ...others] = reply.frames;
-      const { payload } = decodeHandshakeReply([first, ...others]);
-      const metadata = decodeAgentMetadata(payload.agentMetadataBytes);
-      const changed = encodeHandshakePayload({
-        compatibilityHash: compatibilityHash(compatibility),
-        agentMetadataBytes: encodeAgentMetadata({
-          ...metadata,
-          rest: { ...metadata.rest, of_the_future: [1, "x"] },
-        }),
-        rest: { signature: "of the future" },
-      });
-      return { ...reply, frames: [changed, ...others] };
-    },
-  };
-}
-
 export function unexpectedInputSuite(server: () => VllmServer): void {
-  let d: HeadlessDecode | undefined;
-  afterEach(async () => {
-    await d?.close();
-    d = undefined;
-  });
-
-  test("an unknown vLLM version is refused by name; with enforce_handshake_compat false its blocks are received", async () => {
-    const { kind } = server();
-    const receive = async (extra: Record<string, unknown>) => {
-      await d?.close();
-      d = await openHeadlessDecode({
-        kind,
-        extra,
-        sideChannel: asFutureVersion(server(), zmqSideChannel()),
-      });
-      const { asked, before } = await prefillAndHold(server(), prompt(RECORDED_TOKENS));
-      return { decode: d, before, asked, ...(await d.receive(asked, [OUR_BLOCKS])) };
-    };
-    const { failure } = await receive({});
-    expect(failure?.code).toBe("KV_HANDSHAKE_INCOMPATIBLE");
-    expect(failure?.message).toContain(
-      `vllm_version is "${kind.version}.0" here and "0.34.0" there`,
-    );
-    const {
-      decode,
-      before,
-      asked,
-      failure: none,
-    } = await receive({ enforce_handshake_compat: false });
-    expect(none).toBeUndefined();
-    const recorded = recordedHeads(0, 0, { first: 0, count: TINY.kvHeads });
-    expect(Buffer.compare(decode.block(0, 0, OUR_BLOCKS[0] ?? 0), recorded)).toBe(0);
-    decode.finish(asked, [OUR_BLOCKS]);
-    await untilFreed(server(), before);
-  });
-
   // The last one: the server answers no handshake after it.
   test("a handshake for an unknown rank ends vLLM's listener, while /health stays 200", async () => {
     const { url, sideChannelPort: port } = server();

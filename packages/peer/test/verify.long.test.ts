@@ -17,8 +17,8 @@ import { runKvPeer } from "./run-kv-peer.js";
 // apps/demo/test/verify-*.test.ts have engines that move KV.
 
 /**
- * Of a D after 0, 1 and 2 prompts, by tools/vllm/metrics_pages.py: each READ in one transfer of 256
- * MiB, at 0.52 GB/s.
+ * Of a D after 0, 1 and 2 prompts, made by the metric classes of vLLM 0.33: each READ in one
+ * transfer of 256 MiB, at 0.52 GB/s.
  */
 const PAGES = readFileSync(
   new URL("fixtures/metrics-tcp-between-hosts.txt", import.meta.url),

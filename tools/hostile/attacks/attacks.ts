@@ -2,7 +2,6 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { descriptors, ObservedProcess } from "../observed-process.js";
 import { type Check, type Row, rowOf, skipped } from "../row.js";
 import type { Attack } from "./attack.js";
-import { forgedParams, strangerWithoutKey } from "./isolation.js";
 import { PROGRAM_ATTACKS } from "./programs.js";
 import { PROXY_ATTACKS } from "./proxy.js";
 import { SIDE_CHANNEL_ATTACKS } from "./side-channel.js";
@@ -14,29 +13,24 @@ export const ATTACKS: Readonly<Record<string, Attack>> = {
   ...SIDE_CHANNEL_ATTACKS,
 };
 
-/** They bring their own servers and users. The floods take longest. */
-const SCENARIOS: Readonly<Record<string, (floods: readonly string[]) => Promise<Row>>> = {
-  "isolation-forged-params": forgedParams,
-  "isolation-stranger": strangerWithoutKey,
-  "under-flood": underFlood,
-};
+/** The floods, one after another, beside honest requests: it takes longest. */
+const UNDER_FLOOD = "under-flood";
 
 const SETTLE_MS = 2000;
 
 /** All for no words. */
 export const attacksNamed = (words: readonly string[]): string[] =>
-  [...Object.keys(ATTACKS), ...Object.keys(SCENARIOS)].filter(
+  [...Object.keys(ATTACKS), UNDER_FLOOD].filter(
     (name) => words.length === 0 || words.some((word) => name.includes(word)),
   );
 
 /** `floods`: words of the floods of `under-flood`. */
 export async function runAttack(name: string, floods: readonly string[]): Promise<Row> {
   const attack = ATTACKS[name];
-  const needsDemo = attack?.victim === "demo" || name === "under-flood";
+  const needsDemo = attack === undefined || attack.victim === "demo";
   const absence = needsDemo ? await demoAbsence() : undefined;
   if (absence !== undefined) return skipped(name, absence);
-  if (attack !== undefined) return runRounds(name, attack);
-  return (SCENARIOS[name] as typeof underFlood)(floods);
+  return attack === undefined ? underFlood(floods) : runRounds(name, attack);
 }
 
 function startAttackers(name: string, { target }: Victim): ObservedProcess[] {
