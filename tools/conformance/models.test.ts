@@ -53,7 +53,6 @@ describe("field.md 2: the caches of published configs are vLLM's own", () => {
       "GPTBigCodeForCausalLM",
       "Lfm2VlForConditionalGeneration",
       "PhiForCausalLM",
-      "Qwen3VLForConditionalGeneration",
     ]);
   });
 
