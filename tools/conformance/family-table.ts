@@ -1,41 +1,27 @@
 import { ARCHITECTURES, familyOfRule } from "../../packages/kv-plan/src/model/architectures.js";
 
-const code = (names: readonly string[]) => names.map((name) => `\`${name}\``).join("; ");
-
-/** The table of docs/kv-plan.md: each architecture, by its family, and what is refused. */
-export function familyTable(): string {
+/** docs/architectures.md: each architecture of the release, and what else is refused. */
+export function architecturesPage(): string {
   const { release, architectures, refused, servedUntil, others } = ARCHITECTURES;
-  const byFamily = new Map<string, string[]>();
-  for (const [name, learned] of Object.entries(architectures)) {
+  const planned = Object.entries(architectures).map(([name, learned]) => {
     const family = familyOfRule(learned).name;
-    byFamily.set(family, [...(byFamily.get(family) ?? []), name]);
-  }
-  const planned = [...byFamily].map(([family, names]) =>
-    family === "Whisper"
-      ? [family, code(names), "its caches are known; a pair is refused: an encoder-decoder"]
-      : [family, code(names), "planned"],
+    const note = family === "Whisper" ? "; a pair is refused: an encoder-decoder" : "";
+    return [name, `equal: ${family}${note}`] as const;
+  });
+  const unknown = Object.entries(refused).map(
+    ([name, why]) => [name, `refused: ${why.replaceAll(/[|<>]/g, "")}`] as const,
   );
-  const rows = [
-    ["family", "architectures", "planned or refused"],
-    ["---", "---", "---"],
-    ...planned,
-    ["not learned", `${Object.keys(refused).length} others`, "refused, with the reason"],
-    [
-      "served by an older vLLM",
-      `${Object.keys(servedUntil).length} others`,
-      `refused: vLLM ${release} does not serve them`,
-    ],
-    ["generate no text", `${others.length} others`, "refused: nothing is handed over"],
-    ["any other architecture", "", `refused: vLLM ${release} does not have it`],
-    [
-      "a field with a value that vLLM was not asked with, where it may decide a cache",
-      "",
-      "refused: the field is named",
-    ],
-    ["a TP size that does not divide the heads", "", "refused: vLLM refuses it"],
-  ];
-  return rows
-    .map((row) => `| ${row.join(" | ")} |`)
-    .join("\n")
-    .concat("\n");
+  const rows = [...planned, ...unknown].sort(([one], [other]) => (one < other ? -1 : 1));
+  return `# Architectures of vLLM ${release}
+
+What [\`kv-plan --config\`](kv-plan.md) does with each. "Equal": the caches are those that vLLM's own
+code makes, in each answer of \`tools/conformance/fixtures\`. Refused by name are also
+
+- a field's value that these answers do not show, where it may decide a cache;
+- a TP size that does not divide the heads, as vLLM refuses it;
+- ${Object.keys(servedUntil).length} architectures that only an older vLLM serves, and ${others.length} that generate no text.
+
+| architecture | caches |
+| --- | --- |
+${rows.map(([name, what]) => `| \`${name}\` | ${what} |\n`).join("")}`;
 }

@@ -11,9 +11,10 @@ import { parsePythonJson } from "../../packages/kv-plan/src/model/config-fields.
 import { placeCaches } from "../../packages/kv-plan/src/model/kv-cache-tensors.js";
 import {
   type CacheSettings,
-  learnedCaches,
   type ModelCaches,
+  modelCaches,
 } from "../../packages/kv-plan/src/model/model-caches.js";
+import type { ChangedCase } from "./changed-config.js";
 import { firstDifference, type Outcome } from "./outcome.js";
 import type { ModelLine } from "./vector-file.js";
 
@@ -21,6 +22,18 @@ const POOL_BYTES = 2 ** 46;
 
 /** What the CPU without a driver, or the device without memory, could not answer. */
 const NOT_ASKED = /meta tensor|CUDA error|no answer in/;
+
+/** Each case that is neither equal nor refused, in words. */
+export function failuresOf(cases: readonly ChangedCase[]): readonly string[] {
+  return cases.flatMap(({ line, changed, config }) => {
+    const outcome = judgeModel(line, "", config);
+    return outcome.kind === "failed"
+      ? [
+          `${line.config} ${JSON.stringify(changed)} TP ${line.tp} ${line.kv_cache_dtype}: ${outcome.reason}`,
+        ]
+      : [];
+  });
+}
 
 /**
  * A config lies in the folder `configs` beside the file, unless it is given. `learned`: instead of
@@ -38,7 +51,7 @@ export function judgeModel(
     given ?? parsePythonJson(readFileSync(join(dirname(file), "configs", line.config), "utf8"));
   let caches: ModelCaches;
   try {
-    caches = learnedCaches(line.config, config, settingsOf(line), learned);
+    caches = modelCaches(line.config, config, settingsOf(line), learned);
   } catch (error) {
     if (!KvError.is(error))
       return {

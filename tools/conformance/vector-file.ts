@@ -25,13 +25,17 @@ export interface NumberedCase {
   readonly config?: unknown;
 }
 
-/** The line `{"meta": …}` is not a case. */
-export function readVectors(path: string, only: readonly Selection[]): NumberedCase[] {
+export function linesOf(path: string): readonly string[] {
   const bytes = readFileSync(path);
   const text = (path.endsWith(".gz") ? gunzipSync(bytes) : bytes).toString("utf8");
+  return text.split("\n");
+}
+
+/** The line `{"meta": …}` is not a case. */
+export function readVectors(path: string, only: readonly Selection[]): NumberedCase[] {
   const cases: NumberedCase[] = [];
   let configs: Readonly<Record<string, unknown>> = {};
-  for (const [index, line] of text.split("\n").entries()) {
+  for (const [index, line] of linesOf(path).entries()) {
     if (line.trim() === "") continue;
     const vector = parse(line);
     if (vector !== undefined && "meta" in vector) {

@@ -3,7 +3,7 @@
 Run: python tools/vllm/cache_cases.py --out cases.jsonl FOLDER_OF_CONFIGS…
 A configuration is a published one of a folder, else its config class's defaults, with as few layers as show a pattern; an attribute that vLLM misses is added.
 A line of `cases.jsonl` is `{"meta": …}` with the base and the fields that vLLM read, or vLLM's answer to a change of it, as `cache_specs.py` prints it.
-A case that the file holds already is not asked again. `npx tsx tools/vllm/learn-architectures.ts cases.jsonl` makes kv-plan's table of the file."""
+A case that the file holds already is not asked again. `npx tsx tools/vllm/learn-architectures.ts cases.jsonl gate.jsonl` makes kv-plan's table of the files."""
 import argparse
 import contextlib
 import copy
@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import pathlib
+import random
 import re
 import sys
 import tempfile
@@ -26,14 +27,14 @@ MOST_REPAIRS = 24
 # Values of attributes that vLLM misses, for configurations whose Python comes with a checkpoint. Others follow from the name.
 TYPICAL = {
     "hidden_size": 1536, "num_hidden_layers": FEW_LAYERS, "num_attention_heads": 24, "num_key_value_heads": 8, "intermediate_size": 4096, "vocab_size": 32000, "head_dim": 64, "no_rope_layers": [1, 1, 1, 0] * 2,
-    "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "layer_norm_eps": 1e-6, "layer_norm_epsilon": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "layer_norm_eps": 1e-6, "layer_norm_epsilon": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0, "rope_local_theta": 10000.0,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "tie_word_embeddings": False, "norm_topk_prob": True, "score_func": "sigmoid", "rotary_dim": 64,
     "num_experts": 8, "n_routed_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 1024, "first_k_dense_replace": 1,
     "n_group": 1, "topk_group": 1, "num_expert_group": 1, "n_shared_experts": 1, "num_shared_experts": 1, "routed_scaling_factor": 1.0, "kv_lora_rank": 512,
     "q_lora_rank": None, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
 }
 # Those that only some have, and of an encoder's part.
-RARE = {"layer_types": ["full_attention"] * FEW_LAYERS, "hybrid_override_pattern": "M*-E" * (FEW_LAYERS // 4), "hybrid_layer_pattern": [1, 0] * (FEW_LAYERS // 2), "activation": "gelu", "norm_type": "layer_norm", "merge_size": 2, "window_size": 400, "n_fft": 400, "sampling_rate": 16000, "hop_length": 160, "vision_feature_layer": -1, "select_layer": -1}
+RARE = {"interleaved_sliding_window": [1024, 1024, 1024, None] * (FEW_LAYERS // 4), "layer_types": ["full_attention"] * FEW_LAYERS, "hybrid_override_pattern": "M*-E" * (FEW_LAYERS // 4), "hybrid_layer_pattern": [1, 0] * (FEW_LAYERS // 2), "activation": "gelu", "norm_type": "layer_norm", "merge_size": 2, "window_size": 400, "n_fft": 400, "sampling_rate": 16000, "hop_length": 160, "vision_feature_layer": -1, "select_layer": -1}
 ENCODER = {
     "model_type": "siglip_vision_model",
     "hidden_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 16, "intermediate_size": 2048, "patch_size": 14, "image_size": 224, "num_channels": 3, "hidden_act": "gelu",
@@ -47,7 +48,7 @@ LATENT_FIELDS = {"kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_hea
 PROBES = (
     ("head_dim", 96), ("head_dim", None), ("head_dim", "=null"), ("num_key_value_heads", 4), ("num_key_value_heads", None), ("num_key_value_heads", "=null"),
     ("sliding_window", 96), ("sliding_window", None), ("use_sliding_window", True), ("layer_types", "mixed"), ("layer_types", "sliding"), ("layer_types", "full"),
-    ("layer_types", None), ("is_causal", False), ("hidden_size", "double"), ("num_attention_heads", "half"), ("model_type", "llama"), ("sliding_window_pattern", 3),
+    ("layer_types", None), ("is_causal", False), ("hidden_size", "double"), ("num_attention_heads", "half"), ("sliding_window_pattern", 3),
 )
 SUSPECT = re.compile(r"attn|attention|linear_|mamba|ssm|conv|_interval|period|offset|pattern|chunk|window|shared|sparse|index|compress|cross_|global|latent|hybrid|swa|"
                      r"block_type|layer_types|_ids$|indices|kv|head|multi_query|lora_rank|channels|no_rope|nope|per_layer|is_encoder|is_decoder|loop|recur|cla", re.I)
@@ -336,6 +337,17 @@ def changed(config, change):
 WRAPPER_PROBES = {("head_dim", 96), ("num_key_value_heads", 4), ("sliding_window", 96), ("layer_types", "mixed"), ("is_causal", False)}
 
 
+def other_values(value):
+    """Other values that a checkpoint may have."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int) and value > 0:
+        return [value * 2] + [value // 2] * (value > 1)
+    if isinstance(value, list) and len({json.dumps(each) for each in value}) > 1:
+        return [value[::-1], value[1:] + value[:1]]
+    return []
+
+
 def probes_of(config, read, few):
     """Changes of one field that may decide. `few`: those that most architectures have; `wrapper`: the least."""
     part = text_of(config)
@@ -367,18 +379,14 @@ def probes_of(config, read, few):
         elif value in ("double", "half"):
             if isinstance(part.get(name), int):
                 add({name: part[name] * 2 if value == "double" else part[name] // 2})
-        elif name == "model_type":
-            continue
         else:
             add({name: value})
     if not few:
         for name, value in part.items():
             if name in {probe[0] for probe in PROBES} or not SUSPECT.search(name) or name.endswith("_token_id") or name not in read:
                 continue
-            if isinstance(value, bool):
-                add({name: not value})
-            elif isinstance(value, int) and value > 0:
-                add({name: value * 2})
+            for other in other_values(value)[:1]:
+                add({name: other})
     return found
 
 
@@ -391,7 +399,8 @@ class Cases:
         for line in self.path.read_text().splitlines() if self.path.exists() else ():
             with contextlib.suppress(ValueError):
                 entry = json.loads(line)
-                entries[entry.get("meta", entry.get("config"))] = entries[entry["config"]] + [entry] if "config" in entry else [entry]
+                name = entry.get("meta", entry.get("config"))
+                entries[name] = [*entries.get(name, []), entry] if "config" in entry else [entry]
         self.path.write_text("")
         for entry in (entry for each in entries.values() for entry in each):
             self.write(entry)
@@ -415,6 +424,7 @@ class Cases:
             known = {**entry, **asked(changed(base, change), flags)}
             known.pop("read", None)
             self.write(known)
+            self.known[self.key(entry)] = known
         return known
 
 
@@ -473,6 +483,43 @@ def ask_changes(architecture, cases, few):
         cases.ask(architecture, base, {}, flags)
     for change in probes_of(base, set(entry["read"]), few):
         cases.ask(architecture, base, change, AUTO)
+    # Fewer KV heads than ranks.
+    if few != "wrapper" and "num_key_value_heads" in text_of(base):
+        cases.ask(architecture, base, {"num_key_value_heads": 2}, {"tp": 8, "kv_cache_dtype": "auto"})
+
+
+GATE_FLAGS = [{"tp": tp, "kv_cache_dtype": dtype} for dtype in ("auto", "fp8") for tp in (1, 2, 8)]
+
+
+def gate_changes(architecture, config, read, count):
+    """So many changes of one field and of two, the same in each run."""
+    part, draw = text_of(config), random.Random(architecture)
+    deciding = sorted(name for name in part if (SUSPECT.search(name) or name in LAYER_FIELDS) and name in read and not re.search(r"_token_id|dropout|_act$", name))
+    without = draw.sample([{name: value} for name in deciding for value in (None, "=null")], min(4, len(deciding)))
+    singles = probes_of(config, {probe[0] for probe in PROBES}, few=True) + without
+    singles += [change for change in ({name: value} for name in deciding for value in other_values(part[name])) if change not in singles]
+    draw.shuffle(singles)
+    chosen = singles[:count // 2]
+    for _ in range(20 * count):
+        first, second = draw.sample(singles, 2)
+        change = {**first, **second}
+        if len(chosen) < count and len(change) > max(len(first), len(second)) and change not in chosen:
+            chosen.append(change)
+    return [(change, GATE_FLAGS[index % len(GATE_FLAGS)]) for index, change in enumerate(chosen)]
+
+
+def ask_gate(cases, gate, count, minutes):
+    """Answers to changes that the table is not made of."""
+    began, kinds = time.time(), ("text", "multimodal", "draft")
+    bases = [entry for name, entry in cases.bases.items() if name and "error" not in entry]
+    for entry in sorted(bases, key=lambda entry: kinds.index(entry["kind"])):
+        if time.time() - began > minutes * 60:
+            break
+        asked_before = len(gate.known)
+        for change, flags in gate_changes(entry["meta"], entry["base"], set(entry["read"]), count):
+            gate.ask(entry["meta"], entry["base"], change, flags)
+        if len(gate.known) > asked_before:
+            print(f"{time.time() - began:.0f} s {entry['meta']}", flush=True)
 
 
 def shape_of(config_class):
@@ -540,6 +587,8 @@ def main():
     parser.add_argument("--kinds", default="text,multimodal")
     parser.add_argument("--few", action="store_true", help="only the changes that most architectures have")
     parser.add_argument("--skip-errors", action="store_true", help="do not try again what vLLM refused")
+    parser.add_argument("--gate", help="ask instead for changes of one and two fields at other TP sizes, as a check of the table, and keep them in this file")
+    parser.add_argument("--count", type=int, default=30, help="of changes for each architecture, with --gate")
     parser.add_argument("--minutes", type=float, default=1e9, help="start no architecture after this time")
     args = parser.parse_args()
     cache_specs.with_driver_stub()
@@ -550,7 +599,11 @@ def main():
         importlib.import_module(f"vllm.{module}")
     with contextlib.suppress(ImportError):
         importlib.import_module("humming")
-    cases, files, class_of, began = Cases(args.out), published(args.folders), config_classes(), time.time()
+    cases = Cases(args.out)
+    if args.gate:
+        ask_gate(cases, Cases(args.gate), args.count, args.minutes)
+        return
+    files, class_of, began = published(args.folders), config_classes(), time.time()
     if "" not in cases.bases:
         cases.write(facts(registry()))
     # Published ones first, so that a run that is cut short has the most that people use.

@@ -1,13 +1,13 @@
 // Makes kv-plan's table of architectures from vLLM's answers.
-// Run: npx tsx tools/vllm/learn-architectures.ts cases.jsonl [MODELS.jsonl…]
-// `cases.jsonl` is of cache_cases.py; further files of cache_specs.py, with `configs` beside them.
+// Run: npx tsx tools/vllm/learn-architectures.ts cases.jsonl gate.jsonl [MODELS.jsonl…]
+// `cases.jsonl` and `gate.jsonl` are of cache_cases.py; further files of cache_specs.py, with
+// `configs` beside them. Of the gate, the answers to two changed fields stay unseen.
 // For each architecture it takes the rule that explains most of the answers. A field whose change
 // the rule does not explain may only have the values with which it was right; an architecture
 // whose plain configuration no rule explains is refused. It prints the table's coverage.
 import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
-import { gunzipSync } from "node:zlib";
 import type { KvCacheLayout } from "@kv/interface";
 import { KvError } from "@kv/interface";
 import {
@@ -17,12 +17,10 @@ import {
 } from "../../packages/kv-plan/src/model/architectures.js";
 import { ConfigFields, parsePythonJson } from "../../packages/kv-plan/src/model/config-fields.js";
 import type { AttentionRule } from "../../packages/kv-plan/src/model/families/attention.js";
-import { learnedCaches } from "../../packages/kv-plan/src/model/model-caches.js";
-import { changedConfig, textOf } from "../conformance/changed-config.js";
+import { modelCaches } from "../../packages/kv-plan/src/model/model-caches.js";
+import { type Base, type Fields, readCases, textOf } from "../conformance/changed-config.js";
 import { judgeModel, settingsOf } from "../conformance/models.js";
 import { type ModelLine, readVectors } from "../conformance/vector-file.js";
-
-type Fields = Readonly<Record<string, unknown>>;
 
 interface Answer {
   readonly line: ModelLine;
@@ -31,60 +29,21 @@ interface Answer {
   readonly changed: Fields | undefined;
 }
 
-interface Meta {
-  readonly meta: string;
-  readonly kind: string;
-  readonly error?: string;
-  /** The line of vLLM's source that raised the error. */
-  readonly at?: string;
-  readonly added: readonly string[];
-  readonly base: Fields;
-}
-
-interface Facts {
-  readonly release: string;
-  /** Kind, and vLLM's class. */
-  readonly architectures: Readonly<Record<string, readonly [kind: string, className: string]>>;
-  readonly servedUntil: Fields;
-  readonly others: readonly string[];
-  readonly quantizations: readonly string[];
-  readonly shapes: Fields;
-}
-
 const TABLE = fileURLToPath(
   new URL("../../packages/kv-plan/src/model/architectures.json", import.meta.url),
 );
 
-const [cases = "", ...published] = process.argv.slice(2);
-const { facts, metas, answers } = readCases(cases);
+const [cases = "", gate = "", ...published] = process.argv.slice(2);
+const { facts, bases, cases: asked } = readCases(cases, gate);
+const answers = new Map<string, Answer[]>([...bases.keys()].map((name) => [name, []]));
+for (const answer of asked)
+  if (!isHeldOut(answer.changed)) answers.get(answer.line.config)?.push(answer);
 for (const file of published) addPublished(file);
 
-function readCases(file: string): {
-  facts: Facts;
-  metas: Map<string, Meta>;
-  answers: Map<string, Answer[]>;
-} {
-  const found = {
-    facts: undefined as unknown as Facts,
-    metas: new Map<string, Meta>(),
-    answers: new Map<string, Answer[]>(),
-  };
-  const bytes = readFileSync(file);
-  const whole = file.endsWith(".gz") ? gunzipSync(bytes) : bytes;
-  for (const text of whole.toString("utf8").split("\n")) {
-    if (text === "") continue;
-    const line = JSON.parse(text) as ModelLine & Meta & Facts & { readonly changed?: Fields };
-    if (line.meta === "") found.facts = line;
-    else if (line.meta !== undefined) {
-      found.metas.set(line.meta, line);
-      found.answers.set(line.meta, []);
-    } else {
-      const base = found.metas.get(line.config)?.base ?? {};
-      const changed = line.changed ?? {};
-      found.answers.get(line.config)?.push({ line, changed, config: changedConfig(base, changed) });
-    }
-  }
-  return found;
+/** Changes of two fields. A list of windows comes with its window. */
+function isHeldOut(changed: Fields): boolean {
+  const fields = Object.keys(changed);
+  return fields.length > (fields[0] === "layer_types" && "sliding_window" in changed ? 2 : 1);
 }
 
 function addPublished(file: string): void {
@@ -110,8 +69,9 @@ function* candidates(plain: Answer, all: readonly Answer[]): Generator<LearnedAr
   const [layer = ""] = names;
   const windows = all.flatMap(({ line, config }) => {
     const specs = (line["specs"] ?? []) as readonly { sliding_window?: number }[];
-    const known = textOf(config)["sliding_window"];
-    return specs.flatMap(({ sliding_window: window = known }) => (window === known ? [] : window));
+    // A default shows only where the configuration has no window.
+    if (typeof textOf(config)["sliding_window"] === "number") return [];
+    return specs.flatMap(({ sliding_window: window }) => window ?? []);
   });
   const fields = new Set(all.flatMap(({ config }) => Object.keys(textOf(config))));
   if (names.length === 1)
@@ -148,6 +108,10 @@ const EXTRAS: readonly AttentionRule[] = [
   { multiQuery: true },
   { multiQuery: true, keepsDtype: true },
   { shared: ["num_kv_shared_layers", 15] },
+  { skipped: "mlp" },
+  { windowList: "interleaved_sliding_window" },
+  { step: 2 },
+  { unshared: true },
 ];
 const PATTERNS = [
   "sliding_window_pattern",
@@ -161,8 +125,8 @@ function* attentionRules(
 ): Generator<AttentionRule> {
   const defaults = [undefined, ...windows.flatMap((window) => [window, window - 1])];
   const patterns = [null, ...PATTERNS.filter((field) => fields.has(field))];
-  for (const mode of ["model", "off", "types"] as const) {
-    yield mode === "model" ? {} : { windows: mode };
+  for (const mode of ["model", "off", "types", "every"] as const) {
+    if (mode !== "every") yield mode === "model" ? {} : { windows: mode };
     if (mode === "off") continue;
     for (const plus of [0, 1])
       for (const window of defaults) {
@@ -170,7 +134,7 @@ function* attentionRules(
           ...(plus === 0 ? {} : { plus }),
           ...(window === undefined ? {} : { window }),
         };
-        yield { windows: mode, ...rest };
+        if (mode !== "every") yield { windows: mode, ...rest };
         // 0: the field has no default that an answer shows.
         for (const otherwise of [0, 2, 3, 4, 5, 6, 8])
           for (const field of patterns)
@@ -183,7 +147,7 @@ function* attentionRules(
 /** Undefined where the rule does not understand the configuration. */
 function prefixOf(rule: string, { config, line }: Answer, observed: string): string | undefined {
   try {
-    const [first] = learnedCaches("", config, settingsOf(line), {
+    const [first] = modelCaches("", config, settingsOf(line), {
       rule,
       without: suspects(config),
     }).layers;
@@ -218,20 +182,37 @@ function best(all: readonly Answer[], plain: Answer): LearnedArchitecture | unde
   for (const candidate of candidates(plain, all)) {
     const open = { ...candidate, without: suspects(plain.config) };
     if (verdict(plain, open) !== "equal") continue;
-    const right = all.filter((answer) => {
+    let right = 0;
+    for (const [index, answer] of all.entries()) {
       const own = verdict(answer, { ...candidate, without: suspects(answer.config) });
-      return own === "equal" || (own === "refused" && answer.line.error !== undefined);
-    }).length;
+      if (own === "equal" || (own === "refused" && answer.line.error !== undefined)) right += 1;
+      if (right + all.length - index - 1 <= most) break;
+    }
     if (right > most) [found, most] = [candidate, right];
+    if (most === all.length) break;
   }
-  return found;
+  return found && supported(found, all);
+}
+
+/** The rule without the parts that no answer is equal for, but for one that only refuses. */
+function supported(rule: LearnedArchitecture, all: readonly Answer[]): LearnedArchitecture {
+  const { layer: _, windows: __, unshared: ___, ...parts } = rule.attention ?? {};
+  for (const part of Object.keys(parts)) {
+    const attention = Object.fromEntries(
+      Object.entries(rule.attention ?? {}).filter(([name]) => name !== part),
+    );
+    const less = { ...rule, attention };
+    if (all.every((answer) => !isRight(answer, rule) || isRight(answer, less)))
+      return supported(less, all);
+  }
+  return rule;
 }
 
 /** Adds what the rule does not explain: values that are known, and fields that are needed. */
 function withLimits(
   rule: LearnedArchitecture,
   all: readonly Answer[],
-  meta: Meta,
+  meta: Base,
 ): LearnedArchitecture {
   const open = (answer: Answer) => verdict(answer, { ...rule, without: suspects(answer.config) });
   const right = all.filter((answer) => isRight(answer, rule));
@@ -239,7 +220,7 @@ function withLimits(
     unique(right.map(({ config }) => new ConfigFields("", textOf(config)).kindOf(field)));
   const only: Record<string, readonly unknown[]> = {};
   const needs = new Set(
-    (meta.error === undefined ? meta.added : []).filter((field) => !field.includes(".")),
+    (meta.error === undefined ? meta.added : []).filter((field) => field in textOf(meta.base)),
   );
   const notNull = new Set<string>();
   const refusedTp = new Set<number>();
@@ -254,8 +235,9 @@ function withLimits(
     const wrong = open(answer) === "wrong";
     const missing = /has no attribute '(\w+)'/.exec(answer.line.error ?? "")?.[1];
     const [field] = Object.keys(answer.changed ?? {});
-    if (wrong && missing !== undefined && textOf(answer.config)[missing] === undefined)
-      needs.add(missing);
+    const lacks = missing !== undefined && textOf(answer.config)[missing] === undefined;
+    // What right answers lack too is needed only beside the changed field.
+    if (wrong && lacks && !seen(missing).includes(null)) needs.add(missing);
     else if (wrong && answer.line.error !== undefined && field === undefined && answer.line.tp > 1)
       refusedTp.add(answer.line.tp);
     else if (wrong && isOtherType(answer)) only["model_type"] = seen("model_type");
@@ -273,6 +255,14 @@ function withLimits(
     }
     if (open(answer) === "equal" && field !== undefined) without.add(field);
   }
+  for (const [name, value] of Object.entries(textOf(meta.base)))
+    if (
+      (typeof value === "number" || typeof value === "boolean") &&
+      (meta.read?.includes(name) === true || /head|group/.test(name)) &&
+      COUNTS.test(name) &&
+      !seen(name).includes("null")
+    )
+      notNull.add(name);
   for (const field of needs) if (!seen(field).includes("null")) notNull.add(field);
   if (!without.has("is_causal")) only["is_causal"] = [null, true];
   if (meta.kind === "multimodal" && textOf(meta.base) !== meta.base)
@@ -293,6 +283,10 @@ function withLimits(
   return { ...learned, only, ...(without.size === 0 ? {} : { without: [...without].sort() }) };
 }
 
+/** Numbers that vLLM computes with: a null that it was not asked with is refused. */
+const COUNTS =
+  /^(num|n)_|head|layer|hidden_size|window|conv|size|dim|rank|interval|period|offset|is_encoder|experts|multiplier|group|bias/;
+
 /** Fields of a configuration that an error names. */
 function namedIn(error: string, base: Fields): readonly string[] {
   if (!/must be provided|required|NoneType/.test(error)) return [];
@@ -307,7 +301,7 @@ function unread(
   without: readonly string[],
 ): readonly string[] {
   try {
-    learnedCaches("", config, settingsOf(line), { ...learned, without });
+    modelCaches("", config, settingsOf(line), { ...learned, without });
     return [];
   } catch (error) {
     const fields = KvError.is(error) ? error.details?.["fields"] : undefined;
@@ -326,7 +320,7 @@ const refused: Record<string, string> = {};
 const counts: Record<string, { planned: number; built: number; all: number }> = {};
 let wrongs = 0;
 for (const [architecture, [kind, className]] of Object.entries(facts.architectures)) {
-  const meta = metas.get(architecture);
+  const meta = bases.get(architecture);
   const all = answers.get(architecture) ?? [];
   // Names of one class share its answers.
   const ofClass = Object.entries(facts.architectures).flatMap(([name, [, other]]) =>
@@ -369,16 +363,20 @@ for (const [architecture, [kind, className]] of Object.entries(facts.architectur
       `its caches are not understood (${describe(wrong[0] as Answer, learned)})`;
     continue;
   }
+  const equal = all.filter((answer) => verdict(answer, learned) === "equal").length;
+  if (all.length > 0 && equal === 0) {
+    refused[architecture] = "vLLM was asked with no configuration that has all that it needs";
+    continue;
+  }
   wrongs += wrong.length;
   for (const answer of wrong) console.log(`WRONG ${architecture} ${describe(answer, learned)}`);
   architectures[architecture] = learned;
   count.planned += 1;
-  const equal = all.filter((answer) => verdict(answer, learned) === "equal").length;
   console.log(`${architecture}: ${rule.rule ?? "attention"}, ${equal} equal of ${all.length}`);
 }
 
 /** The error, without paths of the machine; its second line says what a class does not accept. */
-function whyNot(meta: Meta | undefined): string {
+function whyNot(meta: Base | undefined): string {
   const [first = "", second = ""] = (meta?.error ?? "not tried").split("\n");
   const whole = /validation error|Class validation/.test(first) ? second.trim() : first;
   const text = whole.replace(/\[type=.*| for '\/tmp.*/, "").trim();

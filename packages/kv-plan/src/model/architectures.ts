@@ -18,6 +18,7 @@ import {
 } from "./families/state-hybrids.js";
 import {
   gemma4,
+  gemma4Unified,
   llama4,
   mimoV2,
   minimaxM3,
@@ -44,6 +45,7 @@ export const RULES: Readonly<Record<string, Family>> = {
   mamba1: mambaOnly("Mamba 1", mamba1State),
   mamba2: mambaOnly("Mamba 2", mamba2State),
   gemma4,
+  gemma4Unified,
   llama4,
   mimoV2,
   minimaxM3,

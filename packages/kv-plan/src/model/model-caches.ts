@@ -13,7 +13,7 @@ import { modelDtypeOf, refuseQuantization, resolvedCacheDtype } from "./cache-dt
 import { ConfigFields, isRecord } from "./config-fields.js";
 import { type CacheGroup, groupLayers, type LayerCache } from "./kv-cache-groups.js";
 import { bytesPerBlock } from "./kv-cache-tensors.js";
-import { divided, type ModelContext, type ModelDraft } from "./model-draft.js";
+import { divided, FLASH_ATTN, type ModelContext, type ModelDraft } from "./model-draft.js";
 
 export interface CacheSettings {
   readonly tpSize: number;
@@ -56,15 +56,11 @@ export interface ModelCaches {
 }
 
 /**
+ * `given`: what was learned of the config's architecture, instead of the table's entry.
  * @throws `KV_CONFIG_INVALID` with the field; `KV_PLAN_UNSUPPORTED` for an unknown architecture or
  * field, and for a TP size that vLLM refuses.
  */
-export function modelCaches(name: string, config: unknown, settings: CacheSettings): ModelCaches {
-  return learnedCaches(name, config, settings);
-}
-
-/** `given`: what was learned of the config's architecture, instead of the table's entry. */
-export function learnedCaches(
+export function modelCaches(
   name: string,
   config: unknown,
   settings: CacheSettings,
@@ -101,6 +97,9 @@ export function learnedCaches(
     throw inner.unknownValue("TP", settings.tpSize, `${learned.tp.join(", ")} are known`);
   refuseUnlearned(inner, learned);
   const draft = withPrefix(family.read(context), learned.prefix);
+  const types = inner.value("layer_types");
+  if (Array.isArray(types) && types.length !== draft.numLayers)
+    throw inner.unknownValue("layer_types", types, `the model has ${draft.numLayers} layers`);
   inner.ignore(...(learned.without ?? []));
   inner.refuseUnread(`${architecture} (${family.name})`);
   return cachesOfDraft(context, draft, {
@@ -158,7 +157,7 @@ export function cachesOfDraft(
     readonly maxTokens: number;
   },
 ): ModelCaches {
-  const sizes = blockSizesOf(context, draft, given.blockSize, given.maxTokens);
+  const sizes = blockSizesOf(context, withWideBlocks(draft), given.blockSize, given.maxTokens);
   const layers = layersOf(draft, sizes);
   const layout = given.layout ?? draft.layout ?? "LBHNC";
   const groups = groupLayers(layers, layout);
@@ -181,6 +180,19 @@ export function cachesOfDraft(
     bytesPerBlock: bytesPerBlock(groups, layout),
     notHandedOver: draft.notHandedOver,
   };
+}
+
+/** FlashAttention's blocks are as large as its widest heads need. */
+function withWideBlocks(draft: ModelDraft): ModelDraft {
+  const tokens = draft.layers.map(({ spec }) =>
+    "kernelBlock" in spec ? (spec.kernelBlock ?? 0) : 0,
+  );
+  const backends = draft.backends.map((backend) =>
+    backend === FLASH_ATTN
+      ? { ...backend, kernelTokens: Math.max(backend.kernelTokens, ...tokens) }
+      : backend,
+  );
+  return { ...draft, backends };
 }
 
 /** A whole block, unless the kernel takes only one size. */

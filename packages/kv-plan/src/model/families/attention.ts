@@ -1,5 +1,5 @@
 import { KvError } from "@kv/interface";
-import { elementsOf } from "../cache-dtype.js";
+import { elementsOf, isFp8 } from "../cache-dtype.js";
 import type { AttentionSpec } from "../cache-spec.js";
 import type { ConfigFields } from "../config-fields.js";
 import {
@@ -7,6 +7,7 @@ import {
   type Family,
   FLASH_ATTN,
   headsOfRank,
+  type LayerDraft,
   layersOf,
   type ModelContext,
   type ModelDraft,
@@ -57,7 +58,7 @@ export function headShapeOf(
   const [knownHeads, knownKvHeads, knownSize] = shapes[type] ?? [];
   const heads = fields.count(HEADS, knownHeads ?? undefined);
   divided(context, heads, "attention heads");
-  let kvHeads = kvHeadsOf?.(context) ?? fields.optionalCount(...KV_HEADS);
+  let kvHeads = kvHeadsOf?.(context) ?? kvHeadsIn(fields);
   if (kvHeads === undefined || kvHeads === 0) {
     kvHeads = knownKvHeads ?? heads;
     const why =
@@ -84,8 +85,29 @@ export function headShapeOf(
       "KV_PLAN_UNSUPPORTED",
       `${context.name}: ${heads} attention heads do not divide among ${kvHeads} KV heads`,
     );
+  const rotary = fields.optionalCount("rotary_dim");
+  if (rotary !== undefined && rotary > headSize)
+    throw fields.unknownValue("rotary_dim", rotary, `heads of ${headSize} elements have no more`);
   return { heads, kvHeads, headSize };
 }
+
+/** @throws `KV_PLAN_UNSUPPORTED` where names of the same meaning have different values. */
+function kvHeadsIn(fields: ConfigFields): number | undefined {
+  const counts = KV_HEADS.map((name) => fields.optionalCount(name));
+  const [first, second] = new Set(counts.filter((count) => count !== undefined));
+  if (second === undefined) return first;
+  throw fields.unknownValue(
+    KV_HEADS[counts.indexOf(second)] ?? "",
+    second,
+    `another field says ${first} KV heads`,
+  );
+}
+
+/** On an H100, FlashAttention 4 reads FP8 heads of 512 elements in blocks of 64 tokens. */
+const WIDE_HEAD = 512;
+const WIDE_HEAD_TOKENS = 64;
+/** FlashAttention's heads are multiples of these elements. */
+const HEAD_STEP = 8;
 
 export function attentionSpec(
   context: ModelContext,
@@ -99,7 +121,13 @@ export function attentionSpec(
   },
 ): Omit<AttentionSpec, "blockSize"> {
   const { kvHeads, headSize, headSizeV = headSize, window, chunk, cross = false } = given;
+  if (headSize % HEAD_STEP !== 0 || headSize > WIDE_HEAD)
+    throw new KvError(
+      "KV_PLAN_UNSUPPORTED",
+      `${context.name}: heads of ${headSize} elements: which backend vLLM takes for them is not known`,
+    );
   const shape = {
+    ...(isFp8(context) && headSize === WIDE_HEAD ? { kernelBlock: WIDE_HEAD_TOKENS } : {}),
     numKvHeads: headsOfRank(context, kvHeads),
     modelKvHeads: kvHeads,
     headSize,
@@ -119,20 +147,29 @@ export interface AttentionRule {
   readonly layer?: string;
   /**
    * `model`: one window for all layers, or none; or a window in the layers whose type says so.
-   * `types`: by layer type only. `off`: none. Default `model`.
+   * `types`: by layer type only. `every`: by `every`, unless the config lists windows for all layers.
+   * `off`: none. Default `model`.
    */
-  readonly windows?: "model" | "types" | "off";
+  readonly windows?: "model" | "types" | "every" | "off";
   /** Where the config lists no types: every nth layer is full, by this field and its default, or 0. */
   readonly every?: readonly [field: string | null, otherwise: number];
   /** Tokens that the window has beyond the config's number. */
   readonly plus?: number;
   readonly window?: number;
+  /** The field that lists each layer's window, null for none. */
+  readonly windowList?: string;
+  /** The layer type that has no cache. */
+  readonly skipped?: string;
+  /** The cache of layer `l` has the number `l * step`. */
+  readonly step?: number;
   /** One KV head where `multi_query` says so. */
   readonly multiQuery?: boolean;
   /** Latents are not kept: each head has its K and V, both of K's size. */
   readonly expanded?: boolean;
   /** A head is `hidden_size / num_attention_heads`, whatever else the config says. */
   readonly equalHeads?: boolean;
+  /** Ranks have no replicas of KV heads. */
+  readonly unshared?: boolean;
   /** vLLM's class keeps the model's type, whatever `--kv-cache-dtype` says. */
   readonly keepsDtype?: boolean;
   /** The field that counts the last layers with earlier layers' caches, and its default. */
@@ -143,7 +180,7 @@ const SELF_ATTENTION = "model.layers.*.self_attn.attn";
 
 /** Attention with grouped heads, with or without windows. */
 export function dense(rule: AttentionRule): Family {
-  const { layer: layerName = SELF_ATTENTION, windows, every, shared } = rule;
+  const { layer: layerName = SELF_ATTENTION, windows, every, shared, step = 1, windowList } = rule;
   return {
     name: windows === "types" || every !== undefined ? "attention with windows" : "dense attention",
     read(context): ModelDraft {
@@ -154,39 +191,56 @@ export function dense(rule: AttentionRule): Family {
         rule.equalHeads,
       );
       const shape = rule.expanded === true ? expanded(fields, read) : read;
-      const borrowed = shared && (fields.optionalCount(shared[0]) ?? shared[1]);
-      const without = borrowed !== undefined && borrowed < shape.layers ? borrowed : 0;
-      const windowOf = windowsOf(context, rule, shape.layers);
+      if (rule.unshared === true) divided(context, shape.kvHeads, "KV heads");
+      const borrowed = shared === undefined ? 0 : (fields.optionalCount(shared[0]) ?? shared[1]);
+      const windowOf =
+        windowList === undefined
+          ? windowsOf(context, rule, shape.layers)
+          : listedWindows(context, windowList, shape.layers);
+      const types = fields.perLayer<string>("layer_types", "string", shape.layers);
       const typed = rule.keepsDtype === true ? { ...context, cacheDtype: "auto" } : context;
       return {
         numLayers: shape.layers,
         numKvHeads: shape.kvHeads,
         backends: [FLASH_ATTN],
-        layers: layersOf(shape.layers - without, (layer) => ({
-          [layerName]: attentionSpec(typed, { ...shape, window: windowOf(layer) }),
-        })),
+        layers: layersOf(shape.layers, (layer): Record<string, LayerDraft["spec"]> => {
+          const window = windowOf(layer);
+          if (rule.skipped !== undefined && types?.[layer] === rule.skipped) return {};
+          if (borrows(layer, shape.layers - borrowed, window)) return {};
+          const name = layerName.replace("*", String(layer * step));
+          return { [name]: attentionSpec(typed, { ...shape, window }) };
+        }),
       };
     },
   };
 }
 
+/** Whether a layer has the cache of the last own one of its kind, which must be there. */
+function borrows(layer: number, first: number, window: number | undefined): boolean {
+  return layer >= first && first >= (window === undefined ? 1 : 2);
+}
+
 /** A layer's type decides; where no layer has a type, or all are sliding, the model's window. */
 export function windowsOf(
   context: ModelContext,
-  rule: Pick<AttentionRule, "windows" | "every" | "plus" | "window">,
+  rule: Pick<AttentionRule, "windows" | "every" | "plus" | "window" | "skipped">,
   layers: number,
   defaultTypes?: readonly string[],
 ): (layer: number) => number | undefined {
   const { fields } = context;
   const { windows = "model", every, plus = 0 } = rule;
-  const said = fields.optionalCount("sliding_window") ?? rule.window;
+  const otherwise = fields.kindOf("sliding_window") === "null" ? undefined : rule.window;
+  const said = fields.optionalCount("sliding_window") ?? otherwise;
   const window = said === undefined || said === 0 ? undefined : said + plus;
+  const listed = fields.perLayer<string>("layer_types", "string", layers);
+  const isMixed = listed?.some((type) => type !== "sliding_attention") === true;
   const types =
-    fields.perLayer<string>("layer_types", "string", layers) ??
+    (windows === "every" && isMixed ? undefined : listed) ??
     defaultTypes ??
     (every && everyNthFull(context, layers, every));
+  const known = ["full_attention", "sliding_attention", rule.skipped];
   for (const type of types ?? [])
-    if (type !== "sliding_attention" && type !== "full_attention")
+    if (!known.includes(type))
       throw fields.unknownValue(
         "layer_types",
         [type],
@@ -211,6 +265,26 @@ export function windowsOf(
     );
   if (types === undefined) return () => (windows === "model" ? window : undefined);
   return (layer) => (types[layer] === "sliding_attention" ? window : undefined);
+}
+
+/** @throws `KV_PLAN_UNSUPPORTED` for what is no list of numbers and nulls. */
+function listedWindows({ fields }: ModelContext, field: string, layers: number) {
+  const list = fields.value(field);
+  const isWindow = (value: unknown) =>
+    value === null || (typeof value === "number" && Number.isSafeInteger(value) && value >= 0);
+  if (!Array.isArray(list) || list.length < layers || !list.every(isWindow))
+    throw fields.unknownValue(
+      field,
+      list,
+      `a number or null for each of ${layers} layers is known`,
+    );
+  if (fields.has("sliding_window") && list.includes(null))
+    throw fields.unknownValue(
+      "sliding_window",
+      fields.value("sliding_window"),
+      `it is not known beside a null in ${field}`,
+    );
+  return (layer: number): number | undefined => list[layer] ?? undefined;
 }
 
 function expanded<T extends HeadShape>(fields: ConfigFields, shape: T): T {

@@ -21,9 +21,9 @@ const LAYER_NAME = "model.layers.*.self_attn.attn";
 const SCALED_ELEMENTS = 128;
 const SCALE_BYTES = 4;
 
-/** Returns bytes of an indexer's FP8 key with its float32 scales. */
+/** Returns bytes of an indexer's FP8 key with its float32 scales: one for each whole part. */
 export function indexerKeyBytes(headSize: number): number {
-  return headSize + Math.ceil(headSize / SCALED_ELEMENTS) * SCALE_BYTES;
+  return headSize + Math.floor(headSize / SCALED_ELEMENTS) * SCALE_BYTES;
 }
 
 /** `indexerKeyBytes` without the scales. */
@@ -38,11 +38,16 @@ export function latentSize(fields: ConfigFields): number {
   return fields.count("kv_lora_rank") + (fields.optionalCount("qk_rope_head_dim") ?? 0);
 }
 
-/** Dense MLA on an H100: FP8 latents have kernel blocks of 64 tokens. */
-export function denseMlaBackend(context: ModelContext): Backend {
-  return isFp8(context)
+/** Latents of DeepSeek, and all that FLASHMLA takes. */
+const LATENT = 576;
+const FLASHMLA_LATENTS = [320, 512, LATENT];
+
+/** Dense MLA on an H100: FP8 latents have kernel blocks of 64 tokens, where FLASHMLA takes them. */
+export function denseMlaBackend(context: ModelContext, headSize: number): Backend {
+  if (!isFp8(context)) return { name: "FLASH_ATTN_MLA", kernelTokens: 16 };
+  return FLASHMLA_LATENTS.includes(headSize)
     ? { name: "FLASHMLA", kernelTokens: MLA_KERNEL_TOKENS, only: true }
-    : { name: "FLASH_ATTN_MLA", kernelTokens: 16 };
+    : { name: "TRITON_MLA", kernelTokens: 16 };
 }
 
 /** One latent per token, the same on every rank. */
@@ -57,7 +62,7 @@ export function denseLatentSpec(
     headSizeV: 0,
     ...elementsOf(context, headSize, 0),
     cacheDtype: context.cacheDtype,
-    ...(isFp8(context) ? { kernelBlock: MLA_KERNEL_TOKENS } : {}),
+    ...(denseMlaBackend(context, headSize).only ? { kernelBlock: MLA_KERNEL_TOKENS } : {}),
   };
 }
 
@@ -68,11 +73,12 @@ const latentsOf = (name: string, caches: readonly string[]): Family => ({
     if (fields.has("index_topk")) return sparse(context);
     const layers = fields.layers(LAYERS);
     divided(context, fields.count("num_attention_heads"), "attention heads");
-    const spec = denseLatentSpec(context, latentSize(fields));
+    const size = latentSize(fields);
+    const spec = denseLatentSpec(context, size);
     return {
       numLayers: layers,
       numKvHeads: 1,
-      backends: [denseMlaBackend(context)],
+      backends: [denseMlaBackend(context, size)],
       layout: "LBNHC",
       layers: layersOf(layers, () => Object.fromEntries(caches.map((cache) => [cache, spec]))),
     };
@@ -108,6 +114,12 @@ function sparse(
   divided(context, fields.count("num_attention_heads"), "attention heads");
   fields.ignore("index_n_heads", "index_topk", "layer_types");
   const headSize = latentSize(fields);
+  if (headSize === 512 || (isFp8(context) && headSize !== LATENT))
+    throw fields.unknownValue(
+      "kv_lora_rank",
+      fields.value("kv_lora_rank"),
+      `sparse latents of ${LATENT} elements are known`,
+    );
   const backend = sparseBackend(context);
   const keys: Omit<AttentionSpec, "blockSize"> = {
     class: "MLAAttentionSpec",

@@ -135,14 +135,17 @@ export function hybrid(
 ): ModelDraft {
   const shape = headShapeOf(context);
   const spec = attentionSpec(context, { ...shape, headSize: given.headSize ?? shape.headSize });
+  const bytes = headsOfRank(context, shape.kvHeads) * cellBytes({ ...spec, blockSize: 1 });
+  const kindsOf = Array.from({ length: layers }, (_, layer) => cachesOf(layer));
   return {
     numLayers: layers,
     numKvHeads: shape.kvHeads,
     backends: [FLASH_ATTN],
-    tokenBytes: headsOfRank(context, shape.kvHeads) * cellBytes({ ...spec, blockSize: 1 }),
+    // Without attention, no page of it measures a state.
+    tokenBytes: kindsOf.some((kinds) => kinds.includes("attention")) ? bytes : 0,
     ...(given.stateAlignment === undefined ? {} : { stateAlignment: given.stateAlignment }),
     layers: layersOf(layers, (layer) => {
-      const kinds = cachesOf(layer);
+      const kinds = kindsOf[layer] ?? [];
       return {
         ...(kinds.includes("attention") && { [given.attentionName]: spec }),
         ...(kinds.includes("state") && { [given.stateName]: given.state }),
@@ -152,7 +155,7 @@ export function hybrid(
 }
 
 const STATE_TYPES = new Set(["linear_attention", "mamba", "mamba2", "conv", "short_conv"]);
-const ATTENTION_TYPES = new Set(["full_attention", "attention"]);
+const ATTENTION_TYPES = new Set(["full_attention", "attention", "indexed_attention"]);
 
 export function kindOfType(
   { fields }: ModelContext,
@@ -228,7 +231,7 @@ export const kimiDeltas: Family = {
     return {
       numLayers: layers,
       numKvHeads: 1,
-      backends: [denseMlaBackend(context)],
+      backends: [denseMlaBackend(context, size)],
       layout: "LBNHC",
       tokenBytes: cellBytes({ ...latent, blockSize: 1 }),
       leastBlockTokens: LATENT_HYBRID_TOKENS,
@@ -279,18 +282,15 @@ export const shortConvolutions: Family = {
         ? !Array.isArray(full) || full.includes(layer)
         : kindOfType(context, "layer_types", types[layer]) === "attention";
     fields.ignore("num_heads");
+    const kernel = fields.count("conv_L_cache", 3);
+    if (kernel === 1) throw fields.unknownValue("conv_L_cache", kernel, "it leaves no state");
     const channels = fields.optionalCount("conv_dim") ?? fields.count("hidden_size");
     return hybrid(context, layers, (layer) => [isFull(layer) ? "attention" : "state"], {
       state: {
         class: "MambaSpec",
         mambaType: "SHORT_CONV",
         dtypes: [context.modelDtype],
-        shapes: [
-          [
-            fields.count("conv_L_cache", 3) - 1,
-            divided(context, channels, "channels of a convolution"),
-          ],
-        ],
+        shapes: [[kernel - 1, divided(context, channels, "channels of a convolution")]],
       },
       attentionName: "model.layers.*.self_attn.attn",
       stateName: "model.layers.*.short_conv",

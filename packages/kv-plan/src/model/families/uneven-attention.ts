@@ -1,4 +1,3 @@
-import { isFp8 } from "../cache-dtype.js";
 import type { AttentionSpec } from "../cache-spec.js";
 import { divided, type Family, FLASH_ATTN, layersOf, type ModelDraft } from "../model-draft.js";
 import { attentionSpec, everyNthFull, shapeOf, windowsOf } from "./attention.js";
@@ -137,7 +136,7 @@ export const nemotronNas: Family = {
 /**
  * Gemma 4: full layers have fewer, larger heads. The last layers may share earlier layers' caches.
  */
-export const gemma4: Family = {
+const gemma4Of = (defaultWindow: number): Family => ({
   name: "Gemma 4",
   read(context): ModelDraft {
     const { fields } = context;
@@ -148,7 +147,7 @@ export const gemma4: Family = {
         everyNthFull(context, layers, [null, 6])),
     ];
     types[layers - 1] = "full_attention";
-    const windowOf = windowsOf(context, { windows: "types", window: 512 }, layers, types);
+    const windowOf = windowsOf(context, { windows: "types", window: defaultWindow }, layers, types);
     if (fields.value("use_bidirectional_attention") === "all")
       throw fields.unknownValue("use_bidirectional_attention", "all", "causal attention is known");
     fields.ignore("use_bidirectional_attention");
@@ -157,24 +156,21 @@ export const gemma4: Family = {
     const global = fields.optionalCount("num_global_key_value_heads");
     const full = { headSize, kvHeads: sameKv && global !== undefined ? global : shape.kvHeads };
     const own = layers - (fields.optionalCount("num_kv_shared_layers") ?? 0);
-    const isFp8Wide = isFp8(context) && headSize === WIDE_HEAD;
     return {
       numLayers: layers,
       numKvHeads: shape.kvHeads,
-      backends: [isFp8Wide ? { ...FLASH_ATTN, kernelTokens: WIDE_HEAD_TOKENS } : FLASH_ATTN],
+      backends: [FLASH_ATTN],
       layers: layersOf(own, (layer) => {
         const window = types[layer] === "full_attention" ? undefined : windowOf(layer);
         const spec = attentionSpec(context, window === undefined ? full : { ...shape, window });
-        const wide = window === undefined && isFp8Wide ? { kernelBlock: WIDE_HEAD_TOKENS } : {};
-        return { [ATTENTION]: { ...spec, ...wide } };
+        return { [ATTENTION]: spec };
       }),
     };
   },
-};
+});
 
-/** On an H100, FlashAttention 4 reads FP8 heads of 512 elements in blocks of 64 tokens. */
-const WIDE_HEAD = 512;
-const WIDE_HEAD_TOKENS = 64;
+export const gemma4 = gemma4Of(512);
+export const gemma4Unified = gemma4Of(1024);
 
 /** MiniMax M3: an indexer's keys beside sparse layers' attention. */
 export const minimaxM3: Family = {
