@@ -1,27 +1,45 @@
 import { ARCHITECTURES, familyOfRule } from "../../packages/kv-plan/src/model/architectures.js";
 
+type Rows = readonly (readonly [name: string, what: string])[];
+
 /** docs/architectures.md: each architecture of the release, and what else is refused. */
 export function architecturesPage(): string {
   const { release, architectures, refused, servedUntil, others } = ARCHITECTURES;
   const planned = Object.entries(architectures).map(([name, learned]) => {
     const family = familyOfRule(learned).name;
     const note = family === "Whisper" ? "; a pair is refused: an encoder-decoder" : "";
-    return [name, `equal: ${family}${note}`] as const;
+    return [name, `${family}${note}`] as const;
   });
-  const unknown = Object.entries(refused).map(
-    ([name, why]) => [name, `refused: ${why.replaceAll(/[|<>]/g, "")}`] as const,
-  );
-  const rows = [...planned, ...unknown].sort(([one], [other]) => (one < other ? -1 : 1));
+  const unknown = Object.entries(refused).map(([name, why]) => {
+    // What vLLM said is a code span.
+    const [, ours = why, said] = /^(.*?) \((.*)\)$/.exec(why.replaceAll(/[|<>`]/g, "")) ?? [];
+    return [name, said === undefined ? ours : `${ours}: \`${said}\``] as const;
+  });
   return `# Architectures of vLLM ${release}
 
-What [\`kv-plan --config\`](kv-plan.md) does with each. "Equal": the caches are those that vLLM's own
-code makes, in each answer of \`tools/conformance/fixtures\`. Refused by name are also
+What [\`kv-plan --config\`](kv-plan.md) does with each.
 
-- a field's value that these answers do not show, where it may decide a cache;
-- a TP size that does not divide the heads, as vLLM refuses it;
+## Planned
+
+In each answer of \`tools/conformance/fixtures\` the caches are those that vLLM's own code makes.
+
+${table("caches", planned)}
+## Refused by name
+
+Beside the architectures of the table:
+
+- A field's value that these answers do not show, where it may decide a cache.
+- A TP size that does not divide the heads, as vLLM refuses it.
 - ${Object.keys(servedUntil).length} architectures that only an older vLLM serves, and ${others.length} that generate no text.
 
-| architecture | caches |
-| --- | --- |
-${rows.map(([name, what]) => `| \`${name}\` | ${what} |\n`).join("")}`;
+${table("reason", unknown)}`;
+}
+
+function table(what: string, rows: Rows): string {
+  const reasons = [...new Set(rows.map(([, said]) => said))].sort();
+  const lines = reasons.map((reason) => {
+    const names = rows.flatMap(([name, said]) => (said === reason ? `\`${name}\`` : []));
+    return `| ${reason} | ${names.join(", ")} |\n`;
+  });
+  return `| ${what} | architectures |\n| --- | --- |\n${lines.join("")}`;
 }

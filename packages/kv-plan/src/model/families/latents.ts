@@ -28,7 +28,7 @@ export function indexerKeyBytes(headSize: number): number {
 
 /** `indexerKeyBytes` without the scales. */
 export function unscaledKeyBytes(keyBytes: number): number {
-  return keyBytes - Math.ceil(keyBytes / (SCALED_ELEMENTS + SCALE_BYTES)) * SCALE_BYTES;
+  return keyBytes - Math.floor(keyBytes / (SCALED_ELEMENTS + SCALE_BYTES)) * SCALE_BYTES;
 }
 
 /** The compressed K and V, and the part with positions. */
