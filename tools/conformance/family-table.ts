@@ -39,7 +39,7 @@ function table(what: string, rows: Rows): string {
   const reasons = [...new Set(rows.map(([, said]) => said))].sort();
   const lines = reasons.map((reason) => {
     const names = rows.flatMap(([name, said]) => (said === reason ? `\`${name}\`` : []));
-    return `| ${reason} | ${names.join(", ")} |\n`;
+    return `| ${reason} | ${names.join("; ")} |\n`;
   });
   return `| ${what} | architectures |\n| --- | --- |\n${lines.join("")}`;
 }
