@@ -1,4 +1,5 @@
 import { existsSync } from "node:fs";
+import { setTimeout as sleep } from "node:timers/promises";
 import { expectThrown } from "@kv/conformance/expect-error";
 import type { Agent, KvErrorCode } from "@kv/interface";
 import { type DeviceMemoryOptions, deviceMemory, nixlTransport } from "@kv/nixl";
@@ -147,6 +148,8 @@ describe.skipIf(missing)(
       await stuck.addRemote(await agent.localMetadata());
       faults({ STALL_CALLS: 3000 });
       const told = stuck.notify(agent.name, Uint8Array.of(1)).catch(() => {});
+      // Calls that the thread has not begun end with `close`.
+      await sleep(500);
       const closing = stuck.close({ timeoutMs: 0 });
       await new Promise((resolve) => setImmediate(resolve));
       clock.advance(5000);
