@@ -1,8 +1,8 @@
 import { readFileSync } from "node:fs";
 import { createServer } from "node:net";
+import { freePorts } from "@kv/testing/free-ports";
 import { listening } from "@kv/testing/http/listening";
 import { expect, test } from "vitest";
-import { freePorts } from "./free-ports.js";
 
 test("the ports are free, different, and none that the kernel gives to an outgoing connection", async () => {
   const [lowest] = readFileSync("/proc/sys/net/ipv4/ip_local_port_range", "utf8")
