@@ -1,9 +1,9 @@
 // Drops an agent without close(), and prints what is logged of it, and whether its thread goes on
 // until the transport is closed, as JSON.
-import { readdirSync, readFileSync } from "node:fs";
 import { setTimeout as sleep } from "node:timers/promises";
 import { type LogFields, silentLog } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
+import { threadNames } from "../support/thread-names.js";
 
 const { gc } = globalThis as { gc?: () => void };
 const logged: LogFields[] = [];
@@ -20,10 +20,7 @@ async function makeAgents(): Promise<void> {
   await transport.createAgent({ name: "dropped" });
 }
 
-const threads = () =>
-  readdirSync("/proc/self/task").filter(
-    (id) => readFileSync(`/proc/self/task/${id}/comm`, "utf8").trim() === "kv_nixl",
-  ).length;
+const threads = () => threadNames().filter((name) => name === "kv_nixl").length;
 
 await makeAgents();
 for (let round = 0; round < 50 && logged.length === 0; round++) {

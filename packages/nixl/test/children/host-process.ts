@@ -5,6 +5,7 @@ import { createHash } from "node:crypto";
 import { closeSync, openSync, readdirSync, readFileSync, readlinkSync, readSync } from "node:fs";
 import { stat } from "node:fs/promises";
 import { nixlTransport } from "@kv/nixl";
+import { threadNames } from "../support/thread-names.js";
 
 const backend = process.argv[2] ?? "UCX";
 const inherited = async (): Promise<string[]> => {
@@ -63,10 +64,7 @@ function codeOf(programs: ReturnType<typeof loadedCode>): string[] {
 /** How many threads have each name. */
 function threads(): Record<string, number> {
   const counts: Record<string, number> = {};
-  for (const id of readdirSync("/proc/self/task")) {
-    const name = ownFile(`task/${id}/comm`).trim();
-    counts[name] = (counts[name] ?? 0) + 1;
-  }
+  for (const name of threadNames()) counts[name] = (counts[name] ?? 0) + 1;
   return counts;
 }
 

@@ -1,12 +1,13 @@
 // Runs cells of one route, one after another, and writes a line of JSON for each:
 // `{ cell, problems }`. In a process of its own, whose threads and descriptors it can count.
 import { type ChildProcess, spawn } from "node:child_process";
-import { readdirSync, readFileSync } from "node:fs";
+import { readdirSync } from "node:fs";
 import { setTimeout as sleep } from "node:timers/promises";
 import { type NixlTransport, nixlTransport } from "@kv/nixl";
 import { codeOf } from "../support/code-of.js";
 import { listsOf } from "../support/pair.js";
 import { scattered } from "../support/pattern.js";
+import { threadNames } from "../support/thread-names.js";
 import { Cable } from "./cable.js";
 import { type Cell, isByPeer, nameOf, settingsOf } from "./cells.js";
 import type { PeerReport, PeerTask } from "./dying-peer.js";
@@ -41,14 +42,7 @@ const CONNECTIONS_TO_AGENT = 4;
 const MEMORY_BYTES = 192 << 20;
 
 const descriptors = () => readdirSync("/proc/self/fd").length;
-const threads = () =>
-  readdirSync("/proc/self/task").filter((task) => {
-    try {
-      return readFileSync(`/proc/self/task/${task}/comm`, "utf8").startsWith("kv_nixl");
-    } catch {
-      return false;
-    }
-  });
+const threads = () => threadNames().filter((name) => name.startsWith("kv_nixl"));
 
 interface Peer extends PeerReport {
   readonly process: ChildProcess;
