@@ -63,6 +63,11 @@ async function main(): Promise<void> {
   const proxies = sidecars.map((sidecar) => createProxy({ ...sidecar.settings, ...given }));
   const close = (options?: { readonly graceMs?: number }) =>
     Promise.all(proxies.map((proxy) => proxy.close(options)));
+  const reload = (next: CliOptions): Reloaded => {
+    const [first] = ranksOf(next).map((sidecar, rank) => proxies[rank]?.reload(sidecar.settings));
+    return first ?? { changed: [], needRestart: [] };
+  };
+  reloadAtHangup({ log, options, parse, reload });
   await warmUp(options, log);
   const addresses = await Promise.all(
     proxies.map((proxy, rank) => proxy.listen({ host, port: sidecars[rank]?.port })),
@@ -72,11 +77,6 @@ async function main(): Promise<void> {
   });
   const inFlight = () => proxies.reduce((sum, proxy) => sum + proxy.status().requests.in_flight, 0);
   closeAtSignals(log, (options) => close(options).then(closeSpans), inFlight);
-  const reload = (next: CliOptions): Reloaded => {
-    const [first] = ranksOf(next).map((sidecar, rank) => proxies[rank]?.reload(sidecar.settings));
-    return first ?? { changed: [], needRestart: [] };
-  };
-  reloadAtHangup({ log, options, parse, reload });
   for (const [rank, proxy] of proxies.entries()) {
     const { url = "", adminUrl } = addresses[rank] ?? {};
     printReady(settings, { url, adminUrl, ...instanceNames(proxy) });
@@ -98,9 +98,7 @@ async function createInWorker(options: CliOptions, shared: SharedByWorkers) {
   const log = jsonLog(options.logLevel, { write: printError });
   const { given, closeSpans } = await connected(options, log);
   const own = { ...workerSettings(options.settings, options.workers), ...given };
-  const proxy = new PrefillDecodeProxy(own, shared);
-  await warmUp(options, log);
-  return { proxy, log, closed: closeSpans };
+  return { proxy: new PrefillDecodeProxy(own, shared), log, closed: closeSpans };
 }
 
 /**

@@ -28,6 +28,8 @@ interface RunningWorker {
   readonly worker: Worker;
   readonly calls: Calls;
   readonly forkedAtMs: number;
+  /** It was told to start, with all changes so far. */
+  starts: boolean;
   serving: boolean;
   loads: Loads;
 }
@@ -122,7 +124,7 @@ export class WorkerGroup {
       readSettings(settings);
       const next = { ...this.options, settings, logLevel };
       const answers = await Promise.all(
-        this.#serving().map(({ calls }) => calls.call<Reloaded>("reload", next)),
+        this.#starting().map(({ calls }) => calls.call<Reloaded>("reload", next)),
       );
       this.options = next;
       return answers[0] ?? { changed: [], needRestart: [] };
@@ -178,6 +180,7 @@ export class WorkerGroup {
       worker,
       calls,
       forkedAtMs: this.#clock.now(),
+      starts: false,
       serving: false,
       loads: {},
     };
@@ -187,7 +190,9 @@ export class WorkerGroup {
     worker.on("error", () => {});
     // A change in progress either ends before the list is read, or reaches this worker.
     await listening;
+    await calls.call("warmUp", this.options);
     const start = await this.#inTurn(() => {
+      running.starts = true;
       const changes = this.#changes.list();
       return {
         started: calls.call<WorkerStarted>("start", {
@@ -255,6 +260,11 @@ export class WorkerGroup {
     return [...answers];
   }
 
+  /** Later ones get all changes with their start. */
+  #starting(): RunningWorker[] {
+    return [...this.#workers.values()].filter(({ starts }) => starts);
+  }
+
   #serving(): RunningWorker[] {
     return [...this.#workers.values()].filter(({ serving }) => serving);
   }
@@ -286,9 +296,8 @@ export class WorkerGroup {
   #changeInstance(change: InstanceChange, body: unknown): Promise<object> {
     return this.#inTurn(async () => {
       const named = readChange(body);
-      const workers = [...this.#workers.values()];
       const results = await Promise.allSettled(
-        workers.map(({ calls }) =>
+        this.#starting().map(({ calls }) =>
           calls.call<ProxyStatus["decoders"]>("changeInstance", { change, body }),
         ),
       );

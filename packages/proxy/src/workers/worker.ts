@@ -1,11 +1,18 @@
 import { type InstancePool, instanceName, type Role } from "@kv/fleet";
-import type { InstanceChange, JsonLog, NamedInstance } from "@kv/fleet/front-end";
+import {
+  type InstanceChange,
+  type JsonLog,
+  jsonLog,
+  type NamedInstance,
+} from "@kv/fleet/front-end";
 import type { Clock } from "@kv/interface";
+import { printError } from "@kv/program";
 import type { CliOptions } from "../config/cli-options.js";
 import type { PrefillDecodeProxy, ProxyStatus, SharedByWorkers } from "../proxy.js";
 import { objectsByCalls } from "../readback/object-store.js";
 import { Calls } from "./calls.js";
 import { workerSettings } from "./limits-share.js";
+import { warmUp } from "./warm-up.js";
 
 export interface WorkerStart {
   /** Those that the primary has, whatever the file says by now. */
@@ -48,21 +55,26 @@ export function serveAsWorker(
     return await started;
   };
   const running = async () => (await ofWorker()).proxy;
+  const startProxy = async ({ options, port, changes }: WorkerStart) => {
+    const created = await create(options, {
+      status: () => calls.call<ProxyStatus>("status"),
+      changeInstance: (change, body) => calls.call<object>("changeInstance", { change, body }),
+      objects: objectsByCalls((call) => calls.call("objects", call)),
+    });
+    replay(changes, created.proxy.instances);
+    const { url } = await created.proxy.listen({ host: options.host, port });
+    return { created, url };
+  };
   const calls = new Calls((message) => process.send?.(message), {
-    async start({ options, port, changes }: WorkerStart): Promise<WorkerStarted> {
-      const created = await create(options, {
-        status: () => calls.call<ProxyStatus>("status"),
-        changeInstance: (change, body) => calls.call<object>("changeInstance", { change, body }),
-        objects: objectsByCalls((call) => calls.call("objects", call)),
-      });
-      const { proxy } = created;
-      replay(changes, proxy.instances);
-      const listening = proxy.listen({ host: options.host, port });
-      started = listening.then(() => created);
+    warmUp: (options: CliOptions) =>
+      warmUp(options, jsonLog(options.logLevel, { write: printError })),
+    async start(start: WorkerStart): Promise<WorkerStarted> {
+      const starting = startProxy(start);
+      started = starting.then(({ created }) => created);
       started.catch(() => {});
-      const { url } = await listening;
-      tellLoads(calls, proxy, clock);
-      return { url, ...instanceNames(proxy) };
+      const { created, url } = await starting;
+      tellLoads(calls, created.proxy, clock);
+      return { url, ...instanceNames(created.proxy) };
     },
     async reload({ settings, workers, logLevel }: CliOptions) {
       const { proxy, log } = await ofWorker();
