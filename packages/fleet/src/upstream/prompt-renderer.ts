@@ -168,11 +168,19 @@ export class PromptRenderer {
 function keyOf({ endpoint, fields }: GenerationRequest): string {
   const parts: string[] = [endpoint];
   for (const name in fields)
-    if (!NOT_OF_THE_PROMPT.has(name)) parts.push(name, JSON.stringify(fields[name]) ?? "");
+    if (!NOT_OF_THE_PROMPT.has(name)) parts.push(name, keyPartOf(fields[name]));
   // V8 would keep a sum as a tree of parts, with three times the memory.
-  const text = parts.join("\0");
-  return text.length <= MAX_KEY_LENGTH ? text : hash("sha256", text, "base64");
+  return shortened(parts.join("\0"));
 }
+
+/** A long text is hashed as it is: as JSON it would be copied first. */
+const keyPartOf = (value: unknown): string =>
+  typeof value === "string" && value.length > MAX_KEY_LENGTH
+    ? `"${shortened(value)}`
+    : (JSON.stringify(value) ?? "");
+
+const shortened = (text: string): string =>
+  text.length <= MAX_KEY_LENGTH ? text : hash("sha256", text, "base64");
 
 function tokenIdsIn(bytes: Buffer): Int32Array | undefined {
   let answer: unknown;

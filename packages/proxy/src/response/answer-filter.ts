@@ -72,9 +72,13 @@ export class AnswerFilter {
     return LEFT_OUT.filter((name) => this.#editor.erased.has(name));
   }
 
-  async push(chunk: Uint8Array): Promise<Buffer> {
-    if (this.#events !== undefined) return this.#passEvents(this.#events.push(chunk));
-    const bytes = asBuffer(chunk);
+  /** At once, unless a value waits for its edit. */
+  push(chunk: Uint8Array): Buffer | Promise<Buffer> {
+    if (this.#events === undefined) return this.#passText(asBuffer(chunk));
+    return this.#passEvents(this.#events.push(chunk));
+  }
+
+  async #passText(bytes: Buffer): Promise<Buffer> {
     const text = this.#held + bytes.toString("latin1");
     const edits = await this.#editor.edit(text);
     const length = this.#editor.passingLength(text, edits.at(-1)?.end ?? 0);
@@ -92,15 +96,24 @@ export class AnswerFilter {
   }
 
   /** From the first event with a problem on, nothing passes. */
-  async #passEvents(events: readonly StreamEvent[]): Promise<Buffer> {
-    const passing: Buffer[] = [];
+  #passEvents(events: readonly StreamEvent[]): Buffer | Promise<Buffer> {
+    const passing: StreamEvent[] = [];
     for (const event of events) {
       this.#rules?.read(event);
       if (this.#rules?.problem !== undefined) break;
-      passing.push(this.#editor.isPlain(event.data) ? event.bytes : await this.#edit(event));
+      passing.push(event);
     }
+    if (!passing.every(({ data }) => this.#editor.isPlain(data))) return this.#editAll(passing);
     const [first] = passing;
-    return passing.length === 1 && first !== undefined ? first : Buffer.concat(passing);
+    return passing.length === 1 && first !== undefined
+      ? first.bytes
+      : Buffer.concat(passing.map(({ bytes }) => bytes));
+  }
+
+  async #editAll(events: readonly StreamEvent[]): Promise<Buffer> {
+    const edited: Buffer[] = [];
+    for (const event of events) edited.push(await this.#edit(event));
+    return Buffer.concat(edited);
   }
 
   async #edit(event: StreamEvent): Promise<Buffer> {

@@ -317,7 +317,7 @@ type PassingFilter = Pick<AnswerFilter, "push" | "end" | "leftOut" | "problem" |
 
 const NOTHING = Buffer.alloc(0);
 const RAW: PassingFilter = {
-  push: async (chunk) => asBuffer(chunk),
+  push: asBuffer,
   end: async () => NOTHING,
   leftOut: [],
   problem: undefined,
@@ -420,13 +420,63 @@ async function passOn(
   client.eventStreamStarted = answer.eventStream;
   await write(passing);
   requireNoProblem();
-  for (;;) {
-    const chunk = await readChunk(answer, deadline, stallMs);
-    await write(chunk === undefined ? await filter.end() : await filter.push(chunk));
-    requireNoProblem();
-    if (chunk === undefined) break;
+  const chunks = new ChunkWriter(response);
+  try {
+    for (;;) {
+      if (response.writableNeedDrain) await drained(response, deadline, stallMs);
+      const chunk = await readChunk(answer, deadline, stallMs);
+      const passed = chunk === undefined ? filter.end() : filter.push(chunk);
+      const bytes = passed instanceof Promise ? await passed : passed;
+      record.answerLengthBytes += bytes.length;
+      chunks.write(bytes);
+      requireNoProblem();
+      if (chunk === undefined) break;
+    }
+  } finally {
+    chunks.flush();
   }
   response.end();
+}
+
+/** Writes that wait for the end of this turn of the event loop. */
+const waiting: ChunkWriter[] = [];
+
+/**
+ * Writes small chunks at the end of a turn of the event loop. Many streams get a token in one turn,
+ * and a client that reads several of them wakes once for all.
+ */
+class ChunkWriter {
+  #held: Buffer | undefined;
+
+  constructor(private readonly response: ServerResponse) {}
+
+  write(bytes: Buffer): void {
+    this.flush();
+    if (bytes.length === 0) return;
+    if (bytes.length > SINGLE_WRITE_BYTES) {
+      this.response.write(bytes);
+      return;
+    }
+    this.#held = bytes;
+    if (waiting.push(this) === 1)
+      setImmediate(() => {
+        for (const writer of waiting.splice(0)) writer.flush();
+      });
+  }
+
+  flush(): void {
+    const { response } = this;
+    const bytes = this.#held;
+    this.#held = undefined;
+    if (bytes === undefined || response.destroyed) return;
+    const { chunkedEncoding } = response;
+    const text = bytes.toString("latin1");
+    // Node would write the frame of a chunk as three pieces.
+    response.chunkedEncoding = false;
+    const framed = chunkedEncoding ? `${bytes.length.toString(16)}\r\n${text}\r\n` : text;
+    response.write(framed, "latin1");
+    response.chunkedEncoding = chunkedEncoding;
+  }
 }
 
 /**
