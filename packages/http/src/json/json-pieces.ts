@@ -98,9 +98,8 @@ class Pieces {
 
   *parse(): Generator<undefined, ParsedPieces> {
     const { bytes } = this;
-    let at = bytes.toString("latin1", 0, BOM.length) === BOM ? BOM.length : 0;
-    while (isBlankByte(bytes[at])) at += 1;
-    const value = yield* this.#value(at, 1, false);
+    const begin = bytes.toString("latin1", 0, BOM.length) === BOM ? BOM.length : 0;
+    const value = yield* this.#value(this.#afterBlanks(begin), 1, false);
     if (!this.#isBlank(this.#at, bytes.length)) throw new SyntaxError("the text is not one value");
     return {
       value,
@@ -247,6 +246,7 @@ class Pieces {
   /** Undefined unless all are whole numbers of at most 9 digits. */
   *#ids(start: number): Generator<undefined, Int32Array | undefined> {
     const { bytes, pieceBytes } = this;
+    if (!isDigit(bytes[this.#afterBlanks(start + 1)])) return undefined;
     const end = bytes.indexOf(CLOSE_LIST, start);
     // V8 does not count shared memory. It would else collect all garbage after a few long bodies.
     const ids = new Int32Array(new SharedArrayBuffer(4 * Math.max(0, (end - start) >> 1)));
@@ -259,6 +259,7 @@ class Pieces {
       from = to + 1;
     }
     this.#at = end + 1;
+    // Without a bracket nothing was read.
     return count === 0 ? undefined : ids.subarray(0, count);
   }
 
@@ -295,8 +296,13 @@ class Pieces {
   }
 
   #isBlank(from: number, end: number): boolean {
-    for (let at = from; at < end; at += 1) if (!isBlankByte(this.bytes[at])) return false;
-    return true;
+    return this.#afterBlanks(from) >= end;
+  }
+
+  #afterBlanks(from: number): number {
+    let at = from;
+    while (isBlankByte(this.bytes[at])) at += 1;
+    return at;
   }
 
   #text(from: number, end: number): string {
@@ -320,7 +326,7 @@ function readIds(bytes: Uint8Array, ids: Int32Array, count: number): number {
   let hasEnded = false;
   for (let at = 0; at < bytes.length; at += 1) {
     const byte = bytes[at] as number;
-    if (byte >= 0x30 && byte <= 0x39) {
+    if (isDigit(byte)) {
       if (hasEnded || id === 0 || id > MOST_BEFORE_LAST_DIGIT) return 0;
       id = (id === -1 ? 0 : 10 * id) + byte - 0x30;
     } else if (byte === COMMA) {
@@ -334,6 +340,10 @@ function readIds(bytes: Uint8Array, ids: Int32Array, count: number): number {
   if (id === -1) return 0;
   ids[end++] = id;
   return end;
+}
+
+function isDigit(byte: number | undefined): boolean {
+  return byte !== undefined && byte >= 0x30 && byte <= 0x39;
 }
 
 function isBlankByte(byte: number | undefined): boolean {
