@@ -146,10 +146,8 @@ export class Picker {
     const reloaded = reloadedSettings(this.#settings, next, takesEffect);
     this.#fleet.reload(next);
 
-    const { prefillers, decoders, routing, limits } = next;
-    Object.assign(this.#settings, { prefillers, decoders, routing });
     for (const name of LIMITS_AT_USE)
-      Object.assign(this.#settings.limits, { [name]: limits[name] });
+      Object.assign(this.#settings.limits, { [name]: next.limits[name] });
     return reloaded;
   }
 

@@ -105,13 +105,11 @@ export class Fleet {
   /** Health is not ok while set. */
   isDraining = false;
   #lastPart: Promise<void> = Promise.resolve();
-  readonly #firstReadingsMs: number;
   readonly #namesPrefillers: boolean;
   readonly #createRouting: (role: Role, name: RoutingName) => Routing;
   readonly #renderer: PromptRenderer;
   #routings: Readonly<Record<Role, Routing>>;
-  /** What the pools and strategies were last made of. */
-  #reloaded: ReloadedByFleet;
+  readonly #settings: FleetSettings;
   readonly #health: HealthChecks | undefined;
   readonly #warmStart: WarmStart | undefined;
   readonly #follower: DiscoveryFollower | undefined;
@@ -122,7 +120,6 @@ export class Fleet {
     const given = ambient(options);
     const { clock, random, log } = given;
     const { timeouts, health } = settings;
-    this.#firstReadingsMs = settings.pairing.timeoutMs;
     this.#namesPrefillers = namesPrefillers;
     const found = createDiscovery?.() ?? configuredDiscovery(settings.discovery, clock);
     this.discovery = found && observed(found);
@@ -137,7 +134,7 @@ export class Fleet {
     const turns = kvEventTurns(clock);
     this.#createRouting = (role, name) =>
       createRouting?.(role) ?? builtInRouting(name, { clock, log, get, turns });
-    this.#reloaded = settings;
+    this.#settings = settings;
     this.#routings = this.#newRoutings(settings.routing);
     const { mode, ...reading } = settings.pairing;
     if (mode === "off")
@@ -219,9 +216,9 @@ export class Fleet {
 
   /** Resolves when the first side channels were read, or after a time limit. */
   async firstReadings(): Promise<void> {
-    const { pairing, ambient } = this;
-    if (pairing !== undefined)
-      await within(ambient.clock, this.#firstReadingsMs, pairing.settled());
+    const { timeoutMs } = this.#settings.pairing;
+    if (this.pairing !== undefined)
+      await within(this.ambient.clock, timeoutMs, this.pairing.settled());
   }
 
   #newRoutings(named: FleetSettings["routing"]): Readonly<Record<Role, Routing>> {
@@ -230,13 +227,13 @@ export class Fleet {
   }
 
   /**
-   * Adds and drains instances, and changes strategies, where these settings differ from the last
-   * ones. Instances that came otherwise stay.
+   * Adds and drains instances, and changes strategies, where these settings differ from those of
+   * the fleet, which then has these. Instances that came otherwise stay.
    * @throws As the constructor; then nothing has changed.
    */
   reload(settings: ReloadedByFleet): void {
     this.#requireInstances(settings);
-    const before = this.#reloaded;
+    const before = this.#settings;
     const changes = [
       instanceChanges(this.pools.prefill, before.prefillers, settings.prefillers),
       instanceChanges(this.pools.decode, before.decoders, settings.decoders),
@@ -246,7 +243,8 @@ export class Fleet {
       : this.#routings;
     if (replaced !== undefined) this.#routings = this.#newRoutings(settings.routing);
 
-    this.#reloaded = settings;
+    const { prefillers, decoders, routing } = settings;
+    Object.assign(before, { prefillers, decoders, routing });
     for (const change of changes) change();
     if (replaced === undefined) return;
     for (const role of ["prefill", "decode"] as const) {

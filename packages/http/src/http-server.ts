@@ -86,15 +86,13 @@ export interface Turn {
 
 /** An HTTP server with limits, with or without TLS. */
 export class HttpServer {
-  readonly #options: HttpServerOptions;
   readonly #server: Server;
   readonly #connections: ClientConnections;
   readonly #budget: BodyBudget;
   readonly #queues: BodyQueues;
   readonly #answerError: (error: KvError) => ErrorAnswer;
 
-  constructor(options: HttpServerOptions) {
-    this.#options = options;
+  constructor(private readonly options: HttpServerOptions) {
     const { limits, bodies, certificate, clock } = options;
     this.#answerError = options.answerError ?? errorAnswer;
     this.#budget = new BodyBudget(
@@ -134,7 +132,7 @@ export class HttpServer {
    * @throws As `listen`.
    */
   async listen(host: string, port: number): Promise<number> {
-    await this.#options.certificate?.ready();
+    await this.options.certificate?.ready();
     return listen(this.#server, host, port);
   }
 
@@ -149,7 +147,7 @@ export class HttpServer {
     if (graceMs === 0) this.endConnections();
     const timer =
       graceMs > 0 && graceMs < Number.POSITIVE_INFINITY
-        ? this.#options.clock.setTimer(() => this.endConnections(), graceMs)
+        ? this.options.clock.setTimer(() => this.endConnections(), graceMs)
         : undefined;
     await closed;
     timer?.cancel();
@@ -165,7 +163,7 @@ export class HttpServer {
    * without memory; `KV_REQUEST_ABORTED` when the client disconnects.
    */
   async readBody({ request, response, client, expectsContinue }: Turn): Promise<ReceivedBody> {
-    const { bodies, anyContentType } = this.#options;
+    const { bodies, anyContentType } = this.options;
     if (bodies === undefined)
       throw new KvError("KV_INTERNAL", "this server has no limits for bodies");
     const body = await readJsonBody(request, {
@@ -217,7 +215,7 @@ export class HttpServer {
       const { host, ...target } = targetOf(request.url ?? "");
       // The target's host replaces the header (RFC 9112, 3.2.2).
       if (host !== undefined) headers.host = host;
-      await this.#options.serve({ request, response, client, ...target, expectsContinue });
+      await this.options.serve({ request, response, client, ...target, expectsContinue });
     } catch (thrown) {
       const error = KvError.from(thrown, "KV_INTERNAL", "the server failed");
       const answer = this.#answerError(error);
@@ -225,7 +223,7 @@ export class HttpServer {
       else if (request.complete) {
         writeError(response, answer);
         response.end();
-      } else sendEarlyError(request, response, error, answer, this.#options.clock);
+      } else sendEarlyError(request, response, error, answer, this.options.clock);
     }
   }
 }

@@ -197,8 +197,6 @@ export class PrefillDecodeProxy implements Proxy {
     const reloaded = reloadedSettings(this.#settings, next, takesEffect);
     this.#fleet.reload(next);
 
-    const { prefillers, decoders, routing } = next;
-    Object.assign(this.#settings, { prefillers, decoders, routing });
     const limits: Record<string, unknown> = this.#settings.limits;
     const given: Readonly<Record<string, unknown>> = next.limits;
     // A limit that is no longer given has its default again.
@@ -282,7 +280,7 @@ export class PrefillDecodeProxy implements Proxy {
     return this.#fleet.prometheus.json();
   }
 
-  changeInstance(change: InstanceChange, body: unknown): Promise<object> {
+  changeInstance(change: InstanceChange, body: unknown): Promise<InstanceStatus[]> {
     const { health, model } = this.#settings;
     const { pools, get } = this.#fleet;
     return changeInstance(change, body, { pools, get, timeoutMs: health.timeoutMs, model });

@@ -3,12 +3,15 @@ import {
   counted,
   fleetSettings,
   group,
+  headerName,
   instanceTimes,
   invalidConfig,
+  jsonLimits,
   listenerPort,
   ms,
   parseSettings,
   setting,
+  tlsFiles,
 } from "@kv/fleet/front-end";
 import { z } from "zod";
 
@@ -30,11 +33,7 @@ const limitsSchema = z.strictObject({
     256 * MIB,
   )`--bodies-limit-bytes <n>: all request bodies together, until they are
       passed on`,
-  bodyDepth: counted(100)`objects and lists inside of one another, in a body`,
-  bodyMembers: counted(100_000)`members of objects, and objects and lists, in a body`,
-  bodyValues: counted(
-    2 * MIB,
-  )`elements of lists and members of objects, such as token ids, in a body`,
+  ...jsonLimits,
   messageLengthBytes: counted(4 * MIB)`a message of a gateway`,
   subsetEndpoints: counted(20_000)`endpoints of a subset hint`,
 });
@@ -52,10 +51,6 @@ const timeoutsSchema = z.strictObject({
       health says NOT_SERVING after SIGTERM, before requests are refused`,
   graceMs: ms(30_000)`--grace-ms <ms>: time for requests in flight to end after drainMs`,
 });
-
-const headerName = z.string().regex(/^[A-Za-z0-9-]+$/);
-const file = z.string().min(1);
-const tlsSchema = z.union([z.boolean(), z.strictObject({ certFile: file, keyFile: file })]);
 
 const metricsSchema = z.strictObject({
   host: setting(
@@ -104,7 +99,7 @@ export const pickerSettingsSchema = z.strictObject({
     timeouts: setting(timeoutsSchema.prefault({}))`how long things may take`,
   }),
   tls: setting(
-    tlsSchema.default(true),
+    tlsFiles.default(true),
   )`speak TLS, with a certificate that is made at the start, or with the
       PEM files certFile and keyFile, which are read again when they change (--tls-cert, --tls-key, --no-tls)`,
   ...group("Health and metrics", {

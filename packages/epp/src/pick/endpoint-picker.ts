@@ -110,13 +110,7 @@ export class EndpointPicker {
       {
         promptTokens: costs.promptTokens(request),
         decodeCachedTokens: decoders.cachedTokens(decode, context, costs.charactersPerToken) ?? 0,
-        prefillWaitMs: undefined,
-        decodeComputeMs: undefined,
         decodeInFlight: decode.inFlight,
-        decodePromptShare: 0,
-        prefillCachedTokens: 0,
-        readbackTokens: 0,
-        prefillComputeMs: undefined,
       },
       above,
     );

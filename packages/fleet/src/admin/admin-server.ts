@@ -80,13 +80,11 @@ const STATUS_EVERY_MS = 1_000;
 
 /** The HTTP server for operators. All routes but the page's file need the token. */
 export class AdminServer {
-  readonly #options: AdminServerOptions;
   readonly #http: HttpServer;
   readonly #streams = new Set<ServerResponse>();
   readonly #routes = new Map<string, (turn: Turn) => Promise<void>>();
 
-  constructor(options: AdminServerOptions) {
-    this.#options = options;
+  constructor(private readonly options: AdminServerOptions) {
     const { clock } = options;
     this.#http = new HttpServer({
       limits: LIMITS,
@@ -99,7 +97,7 @@ export class AdminServer {
 
   /** @throws `KV_CONFIG_INVALID` when it cannot listen there. */
   async listen(): Promise<string> {
-    const { host, port } = this.#options.settings;
+    const { host, port } = this.options.settings;
     return httpUrl(host, await this.#http.listen(host, port));
   }
 
@@ -109,7 +107,7 @@ export class AdminServer {
 
   async #serve(turn: Turn): Promise<void> {
     const { request, response, path, query } = turn;
-    const { settings, operations } = this.#options;
+    const { settings, operations } = this.options;
     const { page } = operations;
     response.setHeader("cache-control", "no-store");
     if (settings.allowedHosts !== undefined) checkAdminRequest(request.headers, settings);
@@ -132,7 +130,7 @@ export class AdminServer {
   }
 
   #addRoutes(): void {
-    const { status, metrics, health, page, changeInstance, further } = this.#options.operations;
+    const { status, metrics, health, page, changeInstance, further } = this.options.operations;
     const json = (route: string, answer: (turn: Turn, body: unknown) => object | Promise<object>) =>
       this.#routes.set(route, async (turn) => {
         const serve = async (body: unknown) =>
@@ -161,7 +159,7 @@ export class AdminServer {
 
   #notFound({ method, url = "" }: IncomingMessage): KvError {
     const routes = [
-      ...(this.#options.operations.page === undefined ? [] : ["GET /"]),
+      ...(this.options.operations.page === undefined ? [] : ["GET /"]),
       ...this.#routes.keys(),
     ];
     return refusedRequest(
@@ -181,7 +179,7 @@ export class AdminServer {
         hint: "close a page",
       });
     this.#streams.add(response);
-    const { clock, operations } = this.#options;
+    const { clock, operations } = this.options;
     const send = (event: string, data: unknown) => {
       // A slow reader misses events instead of filling memory.
       if (response.writableLength < 1024 * 1024)

@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
 import { unknownKeys } from "@kv/program/unknown-keys";
 import { z } from "zod";
-import type { InstanceSpec, Role } from "../instances/instance.js";
+import type { InstanceSpec, InstanceStatus, Role } from "../instances/instance.js";
 import { instanceSpecSchema, parseInstanceSpec } from "../instances/instance-spec.js";
 import type { InstanceGet } from "../pairing/engine-facts.js";
 import type { InstancePools } from "../routing/instance-pool.js";
@@ -39,7 +39,7 @@ export async function changeInstance(
   change: InstanceChange,
   body: unknown,
   instances: ChangedInstances,
-): Promise<object> {
+): Promise<InstanceStatus[]> {
   const named = readChange(body);
   const { role, spec } = named;
   const pool = instances.pools[role];

@@ -21,42 +21,34 @@ const FRESH_MS = 1000;
  * answer in time or with 500 or more (vLLM answers 503 when its engine is dead).
  */
 export class HealthChecks {
-  readonly #pools: readonly InstancePool[];
-  readonly #get: InstanceGet;
-  readonly #settings: HealthSettings;
-  readonly #clock: Clock;
   readonly #checking = new Map<PooledInstance, Promise<void>>();
   readonly #checkedAtMs = new WeakMap<PooledInstance, number>();
   #rounds: { close(): void } | undefined;
   #closed = false;
 
   constructor(
-    pools: readonly InstancePool[],
-    get: InstanceGet,
-    settings: HealthSettings,
-    clock: Clock,
+    private readonly pools: readonly InstancePool[],
+    private readonly get: InstanceGet,
+    private readonly settings: HealthSettings,
+    private readonly clock: Clock,
   ) {
-    this.#pools = pools;
-    this.#get = get;
-    this.#settings = settings;
-    this.#clock = clock;
     if (settings.intervalMs > 0) this.#rounds = repeat(clock, () => this.#round());
   }
 
   check(instance: PooledInstance): void {
-    if (this.#settings.intervalMs > 0 && !this.#closed) void this.#check(instance);
+    if (this.settings.intervalMs > 0 && !this.#closed) void this.#check(instance);
   }
 
   /** Resolves once each pool has an available instance seen within a second, or all are checked. */
   async verify(): Promise<void> {
-    if (this.#settings.intervalMs === 0 || this.#closed) return;
-    const sinceMs = this.#clock.now() - FRESH_MS;
+    if (this.settings.intervalMs === 0 || this.#closed) return;
+    const sinceMs = this.clock.now() - FRESH_MS;
     const isVerified = () =>
-      this.#pools.every((pool) =>
+      this.pools.every((pool) =>
         pool.list().some((one) => one.seenAtMs >= sinceMs && one.available()),
       );
     if (isVerified()) return;
-    const checks = this.#pools
+    const checks = this.pools
       .flatMap((pool) => pool.list())
       .filter(
         (one) =>
@@ -79,9 +71,9 @@ export class HealthChecks {
   }
 
   async #round(): Promise<number> {
-    const instances = this.#pools.flatMap((pool) => pool.list());
+    const instances = this.pools.flatMap((pool) => pool.list());
     await Promise.all(instances.map((instance) => this.#check(instance)));
-    return this.#settings.intervalMs;
+    return this.settings.intervalMs;
   }
 
   #check(instance: PooledInstance): Promise<void> {
@@ -94,12 +86,12 @@ export class HealthChecks {
   }
 
   async #checkOnce(instance: PooledInstance): Promise<void> {
-    const { path, timeoutMs, failures } = this.#settings;
+    const { path, timeoutMs, failures } = this.settings;
     const { role, url } = instance;
-    this.#checkedAtMs.set(instance, this.#clock.now());
+    this.#checkedAtMs.set(instance, this.clock.now());
     let error: KvError | undefined;
     try {
-      const { status } = await this.#get({ role, url, path, timeoutMs });
+      const { status } = await this.get({ role, url, path, timeoutMs });
       const message = `the ${role} instance ${url}${path} answered with status ${status}`;
       const hint = `see the log of ${url}`;
       if (status >= 500) error = new KvError("KV_PROXY_UPSTREAM_FAILED", message, { hint });

@@ -39,7 +39,6 @@ const MIN_INTERVAL_MS = 500;
  * added, after a possible restart, and at a long interval, with limits in time and size.
  */
 export class Pairing {
-  readonly #options: PairingOptions;
   readonly #entries: Record<Role, Map<Instance, Entry>> = { prefill: new Map(), decode: new Map() };
   readonly #closing = new AbortController();
   #isCurrent = true;
@@ -55,8 +54,7 @@ export class Pairing {
    *
    * @throws `KV_CONFIG_INVALID` for a key file that cannot be used.
    */
-  constructor(options: PairingOptions) {
-    this.#options = options;
+  constructor(private readonly options: PairingOptions) {
     this.#kinds = new Kinds(options.mode);
     const { clock, log, handshakeKeyFile } = options;
     const handshakeKeys = readHandshakeKeys("pairing.handshakeKeyFile", handshakeKeyFile);
@@ -282,7 +280,7 @@ export class Pairing {
   }
 
   #sinceRead({ readAtMs }: Entry): number {
-    return this.#options.clock.now() - readAtMs;
+    return this.options.clock.now() - readAtMs;
   }
 
   #read(entry: Entry): Promise<void> {
@@ -296,7 +294,7 @@ export class Pairing {
   }
 
   async #readOnce(entry: Entry): Promise<void> {
-    const { clock, timeoutMs, get, refreshMs } = this.#options;
+    const { clock, timeoutMs, get, refreshMs } = this.options;
     const sideChannel = this.#sideChannel;
     const { signal } = this.#closing;
     const { instance, address } = entry;
@@ -323,7 +321,7 @@ export class Pairing {
   #readLater(entry: Entry, delayMs: number): void {
     if (this.#closing.signal.aborted || this.#entryOf(entry.instance) !== entry) return;
     entry.timer?.cancel();
-    entry.timer = this.#options.clock.setTimer(() => void this.#read(entry), delayMs);
+    entry.timer = this.options.clock.setTimer(() => void this.#read(entry), delayMs);
   }
 
   #adopt(entry: Entry, facts: EngineFacts): void {
@@ -346,7 +344,7 @@ export class Pairing {
     if (this.#all().some(({ facts, reading }) => facts === undefined && reading !== undefined))
       return;
     for (const entry of this.#toReport)
-      if (this.#entryOf(entry.instance) === entry) logStatus(this.#options.log, entry);
+      if (this.#entryOf(entry.instance) === entry) logStatus(this.options.log, entry);
     this.#toReport.clear();
   }
 

@@ -26,12 +26,9 @@ interface Reading {
 
 /** Sizes of instances' caches, from `vllm:cache_config_info`, read once per engine. */
 export class CacheCapacities {
-  readonly #options: CapacityOptions;
   readonly #readings = new WeakMap<Instance, Reading>();
 
-  constructor(options: CapacityOptions) {
-    this.#options = options;
-  }
+  constructor(private readonly options: CapacityOptions) {}
 
   /** Reads early, so that `of` answers at once. */
   expect(instance: Instance): void {
@@ -40,7 +37,7 @@ export class CacheCapacities {
 
   /** Undefined if the metrics do not say it. Never rejects. */
   async of(instance: Instance, engineId: string): Promise<CacheCapacity | undefined> {
-    const { clock } = this.#options;
+    const { clock } = this.options;
     const known = this.#readings.get(instance);
     if (known !== undefined) known.engineId ??= engineId;
     if (known?.engineId === engineId) {
@@ -52,12 +49,12 @@ export class CacheCapacities {
 
   #begin(instance: Instance, engineId: string | undefined): Promise<CacheCapacity | undefined> {
     const capacity = this.#read(instance);
-    this.#readings.set(instance, { engineId, atMs: this.#options.clock.now(), capacity });
+    this.#readings.set(instance, { engineId, atMs: this.options.clock.now(), capacity });
     return capacity;
   }
 
   async #read({ role, url, dataParallelRank }: Instance): Promise<CacheCapacity | undefined> {
-    const { upstream, clock, log } = this.#options;
+    const { upstream, clock, log } = this.options;
     const get = instanceGet(upstream, clock, MAX_METRICS_BYTES);
     let reason = "it has no vllm:cache_config_info with num_gpu_blocks and block_size";
     try {

@@ -58,16 +58,13 @@ const MAX_LENGTHS = 1024;
  * longest is released. All methods are synchronous, so claims in one process cannot race.
  */
 export class KeptObjects {
-  readonly #options: { readonly clock: Clock; readonly ttlMs: number };
   readonly #entries = new Map<string, Entry>();
   readonly #byDigest = new Map<string, Set<Entry>>();
   readonly #lengths = new Map<string, Map<number, number>>();
   readonly #servers = new Map<string, PinnedBlocks>();
 
   /** D surely holds an object for `ttlMs`. */
-  constructor(options: { readonly clock: Clock; readonly ttlMs: number }) {
-    this.#options = options;
-  }
+  constructor(private readonly options: { readonly clock: Clock; readonly ttlMs: number }) {}
 
   /**
    * Keeps an object that D has just answered, within a `budget` of blocks. Forgets the D's objects
@@ -84,7 +81,7 @@ export class KeptObjects {
     for (const { object: other } of here)
       if (other.engineId !== object.engineId || other.generation < object.generation)
         this.ended(other);
-    const { clock, ttlMs } = this.#options;
+    const { clock, ttlMs } = this.options;
     const entry: Entry = { object, expiresAtMs: clock.now() + ttlMs, state: "kept" };
     const pins = this.#pinsOf(object.server);
     pins.budget = budget;
@@ -134,7 +131,7 @@ export class KeptObjects {
   #first(digests: readonly string[]): Entry | undefined {
     for (const digest of digests) {
       const [entry] = this.#byDigest.get(digest) ?? [];
-      if (entry !== undefined && entry.expiresAtMs > this.#options.clock.now()) return entry;
+      if (entry !== undefined && entry.expiresAtMs > this.options.clock.now()) return entry;
     }
     return undefined;
   }
@@ -178,7 +175,7 @@ export class KeptObjects {
   }
 
   #expire(): readonly KeptObject[] {
-    const nowMs = this.#options.clock.now();
+    const nowMs = this.options.clock.now();
     const expired: KeptObject[] = [];
     for (const entry of this.#entries.values()) {
       if (entry.expiresAtMs > nowMs) break;

@@ -4,11 +4,11 @@ import { vllmRequests } from "@kv/protocol";
 import fc from "fast-check";
 import { expect, test } from "vitest";
 import {
-  type Endpoint,
   parseGenerationRequest,
   parseRequestInSteps,
   refuseConnectorMembers,
 } from "./generation-request.js";
+import type { Endpoint } from "./routes.js";
 
 const ENDPOINTS: readonly Endpoint[] = [
   "/v1/completions",

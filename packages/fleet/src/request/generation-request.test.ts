@@ -3,10 +3,10 @@ import { expect, test } from "vitest";
 import {
   bodyLength,
   bodyOf,
-  type Endpoint,
   parseGenerationRequest,
   parseRequestInSteps,
 } from "./generation-request.js";
+import type { Endpoint } from "./routes.js";
 
 const read = (fields: unknown, endpoint: Endpoint = "/v1/completions") =>
   parseGenerationRequest(endpoint, Buffer.from(JSON.stringify(fields)));

@@ -9,13 +9,7 @@ import {
 } from "@kv/http";
 import type { YieldingQueue } from "@kv/interface";
 import { KvError, type Random } from "@kv/interface";
-
-/** A path for generated text, at the proxy and at instances. */
-export type Endpoint =
-  | "/v1/completions"
-  | "/v1/chat/completions"
-  | "/v1/responses"
-  | "/v1/messages";
+import type { Endpoint } from "./routes.js";
 
 /** The part of a client's request that routing strategies read. */
 export interface RoutedRequest {

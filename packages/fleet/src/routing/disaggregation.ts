@@ -1,23 +1,23 @@
-/** What is known about a request before its first leg; undefined or 0 if unknown. */
+/** What is known about a request before its first leg. */
 export interface DisaggregationInputs {
   /** Exact or estimated. */
   readonly promptTokens: number | undefined;
   /** Prefix that the decode instance has cached. */
   readonly decodeCachedTokens: number;
   /** Prefix that a prefill instance has cached, or can fetch from a KV source. */
-  readonly prefillCachedTokens: number;
+  readonly prefillCachedTokens?: number;
   /** Prefix that a prefill instance can read from a decode instance. */
-  readonly readbackTokens: number;
+  readonly readbackTokens?: number;
   /** Time for a prefill instance to read and compute. */
-  readonly prefillComputeMs: number | undefined;
+  readonly prefillComputeMs?: number | undefined;
   /** Time that the prompt would wait for a prefill instance. */
-  readonly prefillWaitMs: number | undefined;
+  readonly prefillWaitMs?: number | undefined;
   /** Time for the decode instance to compute the rest. */
-  readonly decodeComputeMs: number | undefined;
+  readonly decodeComputeMs?: number | undefined;
   /** Requests that wait while it computes a prompt. */
   readonly decodeInFlight: number;
   /** Share of time that the decode instance spends on prompts: this one and those just before. */
-  readonly decodePromptShare: number;
+  readonly decodePromptShare?: number;
 }
 
 /**
@@ -58,13 +58,13 @@ export function decideDisaggregation(
   {
     promptTokens,
     decodeCachedTokens,
-    prefillCachedTokens,
-    readbackTokens,
+    prefillCachedTokens = 0,
+    readbackTokens = 0,
     prefillComputeMs,
     prefillWaitMs,
     decodeComputeMs,
     decodeInFlight,
-    decodePromptShare,
+    decodePromptShare = 0,
   }: DisaggregationInputs,
   aboveTokens: number,
 ): { readonly twoLegs: boolean; readonly reason: DisaggregationReason } {

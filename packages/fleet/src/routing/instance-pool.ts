@@ -39,7 +39,6 @@ export type InstancePools = Readonly<Record<Role, InstancePool>>;
 export class InstancePool {
   readonly role: Role;
   #routing: Routing;
-  readonly #options: InstancePoolOptions;
   #instances: readonly PooledInstance[] = [];
   readonly #byName = new Map<string, PooledInstance>();
   readonly #byLoad = new LeastLoaded();
@@ -49,10 +48,9 @@ export class InstancePool {
   #known = new WeakMap<readonly PooledInstance[], KnownList>();
 
   /** @throws `KV_CONFIG_INVALID` for an instance that is named twice. */
-  constructor(options: InstancePoolOptions) {
+  constructor(private readonly options: InstancePoolOptions) {
     this.role = options.role;
     this.#routing = options.routing;
-    this.#options = options;
     for (const spec of options.instances) this.add(spec);
   }
 
@@ -111,7 +109,7 @@ export class InstancePool {
     excluding: ReadonlySet<Instance>,
     partners: readonly Instance[],
   ): readonly PooledInstance[] {
-    const { pairing, clock } = this.#options;
+    const { pairing, clock } = this.options;
     const nowMs = clock.now();
     const found: PooledInstance[] = [];
     for (const one of this.#byLoad.inOrder(this.#instances)) {
@@ -150,7 +148,7 @@ export class InstancePool {
   }
 
   pairingRefusal(partner: Partner, among?: readonly Instance[]): string | undefined {
-    return this.#options.pairing?.refusal(this.role, partner, among);
+    return this.options.pairing?.refusal(this.role, partner, among);
   }
 
   available(): number {
@@ -158,7 +156,7 @@ export class InstancePool {
   }
 
   status(): InstanceStatus[] {
-    const { pairing } = this.#options;
+    const { pairing } = this.options;
     return this.#instances.map((instance) => ({
       ...instance.status(),
       pairing: pairing?.status(instance) ?? null,
@@ -193,7 +191,7 @@ export class InstancePool {
         { hint: "name each instance once", details: { httpStatus: 409 } },
       );
     }
-    const instance = new PooledInstance(this.role, spec, this.#options, {
+    const instance = new PooledInstance(this.role, spec, this.options, {
       changed: () => {
         this.#known = new WeakMap();
       },
@@ -206,7 +204,7 @@ export class InstancePool {
     this.#instances = [...this.#instances, instance];
     this.#byName.set(instanceName(spec), instance);
     this.#instancesChanged();
-    this.#options.added?.(instance);
+    this.options.added?.(instance);
   }
 
   /**
@@ -237,7 +235,7 @@ export class InstancePool {
     this.#known = new WeakMap();
     this.#byLoad.instancesChanged(this.#instances);
     this.#routing.instancesChanged?.(this.#instances);
-    this.#options.pairing?.instancesChanged(this.role, this.#instances);
+    this.options.pairing?.instancesChanged(this.role, this.#instances);
   }
 
   async #drained(id: InstanceId): Promise<PooledInstance> {
@@ -253,7 +251,7 @@ export class InstancePool {
       );
     }
     found.drain(true);
-    await Promise.all([found.idle(), this.#options.leaving?.(found)]);
+    await Promise.all([found.idle(), this.options.leaving?.(found)]);
     return found;
   }
 
@@ -262,7 +260,7 @@ export class InstancePool {
     excluding: ReadonlySet<Instance>,
     partner: Partner | undefined,
   ): readonly PooledInstance[] {
-    const { pairing } = this.#options;
+    const { pairing } = this.options;
     if (partner === undefined || pairing === undefined) return this.#ready(instances, excluding);
     for (const fitting of pairing.choices(instances, partner)) {
       const ready = this.#ready(fitting, excluding);
@@ -279,14 +277,14 @@ export class InstancePool {
     instances: readonly PooledInstance[],
     excluding: ReadonlySet<Instance>,
   ): readonly PooledInstance[] {
-    const nowMs = this.#options.clock.now();
+    const nowMs = this.options.clock.now();
     let known = this.#known.get(instances);
     if (known === undefined || nowMs >= known.untilMs) {
       known = new KnownList(instances, nowMs);
       this.#known.set(instances, known);
     }
     const { available, returning, notDraining } = known;
-    const chance = returning.length === 0 ? 0 : this.#options.random.next();
+    const chance = returning.length === 0 ? 0 : this.options.random.next();
     const resting = returning.filter((one) => chance >= one.returningShare(nowMs));
     const out = resting.length === 0 ? excluding : new Set([...excluding, ...resting]);
     const ready = known.without(available, out);

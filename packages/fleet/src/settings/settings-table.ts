@@ -47,10 +47,24 @@ export function group<Shape extends z.ZodRawShape>(heading: string, shape: Shape
 export const count = z.number().int().positive();
 /** A listener's port, as a zod schema; 0 takes a free one. */
 export const listenerPort = z.number().int().min(0).max(65_535);
+/** A header's name, as a zod schema. */
+export const headerName = z.string().regex(/^[A-Za-z0-9-]+$/);
+const file = z.string().min(1);
+/** A certificate that is made, or PEM files, as a zod schema. */
+export const tlsFiles = z.union([z.boolean(), z.strictObject({ certFile: file, keyFile: file })]);
 /** A setting in milliseconds, with its default. */
 export const ms = (usual: number) => setting(z.number().positive().max(86_400_000).default(usual));
 /** A number of things or bytes, with its default. */
 export const counted = (usual: number) => setting(count.default(usual));
+
+/** Limits of a body's values, as members of a zod schema. */
+export const jsonLimits = {
+  bodyDepth: counted(100)`objects and lists inside of one another, in a body`,
+  bodyMembers: counted(100_000)`members of objects, and objects and lists, in a body`,
+  bodyValues: counted(
+    2 ** 21,
+  )`elements of lists and members of objects, such as token ids, in a body`,
+};
 
 /**
  * The settings of a schema. An object counts if it has a flag, and its members if they are

@@ -62,17 +62,14 @@ export interface SignalsOptions extends Ambient {
 
 /** Measures over five minutes what autoscalers need. */
 export class AutoscalingSignals {
-  readonly #options: SignalsOptions;
   readonly #unread = new MemberList<UnreadKv>();
   readonly #buckets: Bucket[] = [];
 
-  constructor(options: SignalsOptions) {
-    this.#options = options;
-  }
+  constructor(private readonly options: SignalsOptions) {}
 
   /** Returns the cached tokens of the prompt; undefined if unknown. */
   prefillEnded(leg: EndedPrefill, expectedCachedTokens = 0): number | undefined {
-    const { costs, metrics } = this.#options;
+    const { costs, metrics } = this.options;
     costs.ended(leg);
     const { promptTokens = 0 } = usageOf(leg.usage);
     const known = uncomputedTokens(leg);
@@ -91,7 +88,7 @@ export class AutoscalingSignals {
   }
 
   #bucket(): Bucket {
-    const nowMs = this.#options.clock.now();
+    const nowMs = this.options.clock.now();
     const last = this.#buckets.at(-1);
     if (last !== undefined && nowMs < last.beganAtMs + BUCKET_MS) return last;
     const bucket = { beganAtMs: nowMs, promptTokens: 0, cachedTokens: 0, workMs: 0 };
@@ -102,20 +99,20 @@ export class AutoscalingSignals {
 
   /** Returns a function to call when the KV was read or never will be. */
   kvReady(instance: Instance, blockIds: unknown, readyAtMs: number): () => void {
-    const bytes = this.#options.pairing?.kvBytes(instance, blockIds);
+    const bytes = this.options.pairing?.kvBytes(instance, blockIds);
     const unread = this.#unread.join({ readyAtMs, bytes });
     return () => this.#unread.leave(unread);
   }
 
   status(): SignalsStatus {
-    const { prefill, decode } = this.#options.pools;
+    const { prefill, decode } = this.options.pools;
     const loads = (pool: InstancePool) =>
       pool.list().map((one) => ({ inFlight: one.inFlight, available: one.available() }));
     return signalsOf([this.measured()], loads(prefill), loads(decode));
   }
 
   measured(): MeasuredSignals {
-    const nowMs = this.#options.clock.now();
+    const nowMs = this.options.clock.now();
     const recent = this.#buckets.filter(({ beganAtMs }) => beganAtMs > nowMs - BUCKETS * BUCKET_MS);
     const sum = (name: keyof Work) => total(recent.map((bucket) => bucket[name]));
     const unread = [...this.#unread.values()];

@@ -13,214 +13,81 @@ import type { InstanceStatus } from "../instances/instance.js";
 import type { PinnedStatus } from "../readback/kept-objects.js";
 import type { InstancePool } from "../routing/instance-pool.js";
 import type { SignalsStatus } from "./autoscaling-signals.js";
+import TABLE from "./metrics.json" with { type: "json" };
 
 type Labels = Readonly<Record<string, string>>;
 
 /** A metric with its samples, as in `PrometheusMetrics.json`. */
 export type MetricAsJson = MetricObjectWithValues<MetricValue<string>>;
 
-const HELP: Readonly<Record<string, string>> = {
-  kv_proxy_requests_total:
-    "Requests of clients that have ended, by endpoint and outcome (a status or a KvError code)",
-  kv_proxy_request_duration_seconds: "Duration of a request, to the last byte, by endpoint",
-  kv_proxy_prefill_duration_seconds: "Duration of the prefill leg",
-  kv_proxy_first_byte_seconds:
-    "From the begin of the decode leg to the first byte of its answer, of streamed answers",
-  kv_proxy_restarts_total: "Parts of requests that began again with the prefill leg",
-  kv_proxy_refused_total: "Connections and requests that were refused at a limit, by limit",
-  kv_proxy_released_total:
-    "Blocks of prefill workers that were freed without being read, by outcome",
-  kv_proxy_decode_alone_total: "Parts whose prompt a decode instance computed",
-  kv_proxy_disaggregation_total: "Parts by the number of legs that a rule chose, and its reason",
-  kv_proxy_prompt_tokens_total: "Tokens of the prompts that prefill instances answered",
-  kv_proxy_cached_prompt_tokens_total:
-    "Tokens of these prompts that the prefill instances had cached",
-  kv_proxy_expected_cached_prompt_tokens_total:
-    "Tokens of these prompts that the routing expected the prefill instances to have cached",
-  kv_proxy_rendered_total: "Prompts whose token ids were needed for routing, by outcome",
-  kv_proxy_readback_used_total:
-    "Ended turns whose KV a prefill instance has read from its decode instance",
-  kv_proxy_readback_tokens_total: "Tokens of these that the prefill instance did not compute",
-  kv_proxy_readback_refused_total:
-    "Turns that used no ended turn, or that are not kept for the next one, by reason",
-  kv_proxy_readback_expired_total: "Ended turns that no further turn came for in time",
-  kv_proxy_readback_released_total:
-    "Ended turns that decode instances were asked to free, by outcome",
-  kv_epp_pick_duration_seconds: "From the last byte of a request to the choice of its instances",
-  kv_proxy_parts_total: "Parts that requests with several prompts or copies were split into",
-};
+interface MetricFacts {
+  readonly help: string;
+  /** It starts at 0. Else `increase()` misses the first event. */
+  readonly starts?: true;
+  /** It starts at 0 for each of these outcomes. */
+  readonly outcomes?: readonly string[];
+  /**
+   * How workers' values are combined: loads and counts add up, other values come from the worker
+   * that sees the worst state. A value that is read and has none is left out.
+   */
+  readonly aggregator?: "sum" | "min" | "max";
+}
+
+const FACTS = TABLE as Readonly<Record<string, MetricFacts>>;
 
 const BUCKETS_SECONDS = [
   0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
 ];
 
-const OUTCOMES = ["sent", "refused", "failed"];
-/** Counters that start at 0, with their outcomes. Else `increase()` misses the first event. */
-const FROM_THE_START: Readonly<Record<string, readonly string[] | undefined>> = {
-  kv_proxy_restarts_total: undefined,
-  kv_proxy_decode_alone_total: undefined,
-  kv_proxy_parts_total: undefined,
-  kv_proxy_prompt_tokens_total: undefined,
-  kv_proxy_cached_prompt_tokens_total: undefined,
-  kv_proxy_expected_cached_prompt_tokens_total: undefined,
-  kv_proxy_rendered_total: ["rendered", "remembered", "unsupported", "failed"],
-  kv_proxy_released_total: OUTCOMES,
-  kv_proxy_readback_used_total: undefined,
-  kv_proxy_readback_tokens_total: undefined,
-  kv_proxy_readback_expired_total: undefined,
-  kv_proxy_readback_released_total: OUTCOMES,
+/** Values that are read at each scrape. */
+type Readers<S> = Readonly<Record<string, (source: S) => number | null | undefined>>;
+
+/** By role and server; Prometheus writes its target to `instance`. */
+const OF_INSTANCE: Readers<InstanceStatus> = {
+  kv_proxy_instance_in_flight: (status) => status.in_flight,
+  kv_proxy_instance_available: (status) => Number(status.available),
+  kv_proxy_instance_requests_total: (status) => status.requests,
+  kv_proxy_instance_failures_total: (status) => status.failures,
+  kv_proxy_instance_ejections_total: (status) => status.ejections,
+  kv_proxy_instance_pairs: ({ pairing }) => pairing?.partners,
+  kv_proxy_instance_cached_blocks: ({ kv_events: events }) => events?.blocks,
+  kv_proxy_instance_kv_events_complete: ({ kv_events: events }) =>
+    events && Number(events.complete),
+};
+/** `/status` has the values. As labels they would make endless series. */
+const UNPAIRED: Readers<InstanceStatus> = { kv_proxy_instance_unpaired: () => 1 };
+
+const OF_DISCOVERY: Readers<{ readonly isCurrent: boolean }> = {
+  kv_proxy_discovery_current: ({ isCurrent }) => Number(isCurrent),
 };
 
-/** A value that is read at each scrape. Workers' values are left out unless they aggregate. */
-type ReadMetric<S> = readonly [
-  name: string,
-  help: string,
-  numberOf: (source: S) => number | null | undefined,
-  aggregator?: "sum" | "min" | "max",
-  Metric?: typeof Counter,
-];
-
-/**
- * By role and server; Prometheus writes its target to `instance`. Workers' loads and counts add up.
- * Other values come from the worker that sees the worst state.
- */
-const INSTANCE_METRICS: readonly ReadMetric<InstanceStatus>[] = [
-  ["kv_proxy_instance_in_flight", "Legs at an instance", (status) => status.in_flight, "sum"],
-  [
-    "kv_proxy_instance_available",
-    "1 while an instance takes requests",
-    (status) => Number(status.available),
-    "min",
-  ],
-  [
-    "kv_proxy_instance_requests_total",
-    "Legs that went to an instance",
-    (status) => status.requests,
-    "sum",
-    Counter,
-  ],
-  [
-    "kv_proxy_instance_failures_total",
-    "Legs that failed at an instance",
-    (status) => status.failures,
-    "sum",
-    Counter,
-  ],
-  [
-    "kv_proxy_instance_ejections_total",
-    "Ejections of an instance, by failed checks or failed requests in a row",
-    (status) => status.ejections,
-    "sum",
-    Counter,
-  ],
-  [
-    "kv_proxy_instance_pairs",
-    "Instances of the other role that an instance fits",
-    ({ pairing }) => pairing?.partners,
-    "min",
-  ],
-  [
-    "kv_proxy_instance_cached_blocks",
-    "Blocks of an instance's prefix cache that its KV events have announced",
-    ({ kv_events: events }) => events?.blocks,
-    "min",
-  ],
-  [
-    "kv_proxy_instance_kv_events_complete",
-    "1 while these are all blocks of the cache",
-    ({ kv_events: events }) => events && Number(events.complete),
-    "min",
-  ],
-];
-/** `/status` has the values. As labels they would make endless series. */
-const UNPAIRED: ReadMetric<InstanceStatus> = [
-  "kv_proxy_instance_unpaired",
-  "1 while an instance fits no instance of the other role, by the factor that differs",
-  () => 1,
-  "max",
-];
-
-const DISCOVERY: ReadMetric<{ readonly isCurrent: boolean }> = [
-  "kv_proxy_discovery_current",
-  "1 while the last reading of the discovery succeeded; at 0, the instances are the last known ones",
-  ({ isCurrent }) => Number(isCurrent),
-  "min",
-];
-
 /** Computed from all workers' measurements. */
-const SIGNALS: readonly ReadMetric<SignalsStatus>[] = [
-  [
-    "kv_proxy_prefill_waiting",
-    "Prefill legs behind another one at their instance",
-    (signals) => signals.prefill_waiting,
-  ],
-  [
-    "kv_proxy_kv_unread",
-    "Parts whose KV is ready at a prefill instance and not read yet",
-    (signals) => signals.kv_unread.count,
-  ],
-  [
-    "kv_proxy_kv_unread_bytes",
-    "Bytes of this KV, where lengths of blocks are known",
-    (signals) => signals.kv_unread.bytes,
-  ],
-  [
-    "kv_proxy_kv_unread_oldest_seconds",
-    "Age of the oldest of it",
-    (signals) => signals.kv_unread.oldest_ms / 1000,
-  ],
-  [
-    "kv_proxy_decode_in_flight",
-    "Requests in flight for each available decode instance",
-    (signals) => signals.decode_in_flight,
-  ],
-  [
-    "kv_proxy_prefix_hit_ratio",
-    "Share of the prompts' tokens of the last five minutes that prefill instances had cached",
-    (signals) => signals.prefix_hit_rate,
-  ],
-  [
-    "kv_proxy_recommended_prefill_instances",
-    "Prefill instances that the prompts of the last five minutes need",
-    (signals) => signals.recommended?.prefill,
-  ],
-];
+const OF_SIGNALS: Readers<SignalsStatus> = {
+  kv_proxy_prefill_waiting: (signals) => signals.prefill_waiting,
+  kv_proxy_kv_unread: (signals) => signals.kv_unread.count,
+  kv_proxy_kv_unread_bytes: (signals) => signals.kv_unread.bytes,
+  kv_proxy_kv_unread_oldest_seconds: (signals) => signals.kv_unread.oldest_ms / 1000,
+  kv_proxy_decode_in_flight: (signals) => signals.decode_in_flight,
+  kv_proxy_prefix_hit_ratio: (signals) => signals.prefix_hit_rate,
+  kv_proxy_recommended_prefill_instances: (signals) => signals.recommended?.prefill,
+};
 
 /** All workers share one store. */
-const PINNED: readonly ReadMetric<PinnedStatus>[] = [
-  [
-    "kv_proxy_readback_objects",
-    "Ended turns that further turns can use",
-    (pinned) => pinned.objects,
-  ],
-  [
-    "kv_proxy_readback_pinned_blocks",
-    "Blocks that a decode instance holds for them",
-    (pinned) => pinned.blocks,
-  ],
-  [
-    "kv_proxy_readback_pinned_bytes",
-    "Bytes of these, where lengths of blocks are known",
-    (pinned) => pinned.bytes,
-  ],
-  [
-    "kv_proxy_readback_budget_blocks",
-    "The most blocks that they may hold there",
-    (pinned) => pinned.budget_blocks,
-  ],
-];
+const OF_PINNED: Readers<PinnedStatus> = {
+  kv_proxy_readback_objects: (pinned) => pinned.objects,
+  kv_proxy_readback_pinned_blocks: (pinned) => pinned.blocks,
+  kv_proxy_readback_pinned_bytes: (pinned) => pinned.bytes,
+  kv_proxy_readback_budget_blocks: (pinned) => pinned.budget_blocks,
+};
 
 /** A Prometheus registry that reads the instances' state at each scrape. */
 export class PrometheusMetrics implements Metrics {
   readonly #registry = new Registry();
-  readonly #pools: readonly InstancePool[];
   #instances: readonly Reading<InstanceStatus>[] = [];
 
-  constructor(pools: readonly InstancePool[]) {
-    this.#pools = pools;
+  constructor(private readonly pools: readonly InstancePool[]) {
     const labels = ["role", "server", "rank"];
-    for (const metric of INSTANCE_METRICS)
-      addRead(this.#registry, metric, () => this.#instances, labels);
+    addRead(this.#registry, OF_INSTANCE, () => this.#instances, labels);
     const unpaired = () =>
       this.#instances.flatMap(([status, own]) =>
         status.pairing?.state === "unpaired"
@@ -228,14 +95,14 @@ export class PrometheusMetrics implements Metrics {
           : [],
       );
     addRead(this.#registry, UNPAIRED, unpaired, [...labels, "factor"]);
-    for (const [name, outcomes] of Object.entries(FROM_THE_START)) {
-      if (outcomes === undefined) this.count(name, 0);
-      else for (const outcome of outcomes) this.count(name, 0, { outcome });
+    for (const [name, { starts, outcomes = [] }] of Object.entries(FACTS)) {
+      if (starts === true) this.count(name, 0);
+      for (const outcome of outcomes) this.count(name, 0, { outcome });
     }
   }
 
   addDiscovery(discovery: { readonly isCurrent: boolean }): void {
-    addRead(this.#registry, DISCOVERY, () => [[discovery]]);
+    addRead(this.#registry, OF_DISCOVERY, () => [[discovery]]);
   }
 
   addPinned(read: () => readonly PinnedStatus[]): void {
@@ -275,11 +142,11 @@ export class PrometheusMetrics implements Metrics {
 
   #optionsOf(name: string, labels: Labels) {
     const labelNames = Object.keys(labels);
-    return { name, help: HELP[name] ?? name, labelNames, registers: [this.#registry] };
+    return { name, help: FACTS[name]?.help ?? name, labelNames, registers: [this.#registry] };
   }
 
   #readInstances(): void {
-    this.#instances = this.#pools.flatMap((pool) =>
+    this.#instances = this.pools.flatMap((pool) =>
       pool.status().map((status) => {
         const labels: Record<string, string | number> = { role: pool.role, server: status.url };
         if (status.data_parallel_rank !== null) labels.rank = status.data_parallel_rank;
@@ -290,38 +157,36 @@ export class PrometheusMetrics implements Metrics {
 }
 
 function addSignalGauges(registry: Registry, read: () => SignalsStatus): void {
-  for (const metric of SIGNALS) addRead(registry, metric, () => [[read()]]);
+  addRead(registry, OF_SIGNALS, () => [[read()]]);
 }
 
 function addPinnedGauges(registry: Registry, read: () => readonly PinnedStatus[]): void {
   const readings = () => read().map((pinned) => [pinned, { server: pinned.server }] as const);
-  for (const metric of PINNED) addRead(registry, metric, readings, ["server"]);
+  addRead(registry, OF_PINNED, readings, ["server"]);
 }
 
 type Reading<S> = readonly [source: S, labels?: Readonly<Record<string, string | number>>];
 
-/** The metric's own table would build a text key per sample. */
+/** A metric's own table would build a text key per sample. */
 function addRead<S>(
   registry: Registry,
-  [name, help, numberOf, aggregator, Metric = Gauge]: ReadMetric<S>,
+  readers: Readers<S>,
   read: () => readonly Reading<S>[],
   labelNames: string[] = [],
 ): void {
-  const metric = new Metric({
-    name,
-    help,
-    labelNames,
-    aggregator: aggregator ?? "omit",
-    registers: [registry],
-  });
-  const own = metric.get.bind(metric);
-  metric.get = async () => {
-    const values = read().flatMap(([source, labels = {}]) => {
-      const value = numberOf(source);
-      return value == null ? [] : [{ value, labels }];
-    });
-    return { ...(await own()), values };
-  };
+  for (const [name, numberOf] of Object.entries(readers)) {
+    const { help = name, aggregator = "omit" } = FACTS[name] ?? {};
+    const Metric = name.endsWith("_total") ? Counter : Gauge;
+    const metric = new Metric({ name, help, labelNames, aggregator, registers: [registry] });
+    const own = metric.get.bind(metric);
+    metric.get = async () => {
+      const values = read().flatMap(([source, labels = {}]) => {
+        const value = numberOf(source);
+        return value == null ? [] : [{ value, labels }];
+      });
+      return { ...(await own()), values };
+    };
+  }
 }
 
 /** A client's request that has ended. */

@@ -1,26 +1,10 @@
 import type { Role } from "../instances/instance.js";
+import TABLE from "./client-headers.json" with { type: "json" };
 
 /** Headers of one connection only (RFC 9110, 7.6.1). */
-export const HOP_BY_HOP = new Set([
-  "connection",
-  "keep-alive",
-  "proxy-authenticate",
-  "proxy-authorization",
-  "proxy-connection",
-  "te",
-  "trailer",
-  "transfer-encoding",
-  "upgrade",
-]);
+export const HOP_BY_HOP: ReadonlySet<string> = new Set(TABLE.hopByHop);
 /** Headers that the proxy sets in each leg. */
-const SET_BY_PROXY = new Set([
-  "host",
-  "content-length",
-  "content-type",
-  "expect",
-  "accept-encoding",
-  "x-request-id",
-]);
+const SET_BY_PROXY: ReadonlySet<string> = new Set(TABLE.setByProxy);
 
 /**
  * Who gets a client's header. `both`: P and D. `decode`: D alone, as it concerns the answer or a
@@ -29,24 +13,11 @@ const SET_BY_PROXY = new Set([
 export type HeaderUse = "both" | "decode" | "proxy" | "none";
 
 /**
- * The headers that vLLM reads (0.31 to 0.33; a test compares), and those of traces. All others end
- * at the proxy, above all credentials.
+ * The headers that vLLM reads (0.31 to 0.33; a test compares), those of traces, and the key of
+ * Anthropic's clients, which a front end of vLLM may read. All others end at the proxy, above all
+ * credentials.
  */
-export const CLIENT_HEADERS: Readonly<Record<string, HeaderUse>> = {
-  traceparent: "both",
-  tracestate: "both",
-  baggage: "both",
-  "x-session-id": "both",
-  "x-vllm-priority": "both",
-  accept: "decode",
-  "x-data-parallel-rank": "decode",
-  "endpoint-load-metrics-format": "decode",
-  "content-type": "proxy",
-  "x-request-id": "proxy",
-  authorization: "none",
-  // Anthropic's clients send it; a front end of vLLM may read it.
-  "x-api-key": "none",
-};
+export const CLIENT_HEADERS = TABLE.clients as Readonly<Record<string, HeaderUse>>;
 
 /** False for headers of one connection or of the proxy. */
 export function mayForward(name: string): boolean {

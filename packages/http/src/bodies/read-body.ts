@@ -164,14 +164,11 @@ const UNCOUNTED_BYTES = 16 * 1024;
  * body is refused, so clients with large slow bodies are refused first.
  */
 export class BodyBudget {
-  readonly #limits: BodiesBytes;
   readonly #arriving = new Set<BodyShare>();
   readonly #byClient = new Map<string, number>();
   #heldBytes = 0;
 
-  constructor(limits: BodiesBytes) {
-    this.#limits = limits;
-  }
+  constructor(private readonly limits: BodiesBytes) {}
 
   /** The caller ends the share. `refuse` is called to make room for others. */
   open(client: string, refuse: (error: KvError) => void): BodyShare {
@@ -180,10 +177,9 @@ export class BodyBudget {
 
   /** @throws `KV_PROXY_OVERLOADED`; with 413 when waiting would not help. */
   take(share: BodyShare, more: number): void {
-    const { bodiesLengthBytes: allBytes, bodiesPerClientLengthBytes: perClientBytes } =
-      this.#limits;
+    const { bodiesLengthBytes: allBytes, bodiesPerClientLengthBytes: perClientBytes } = this.limits;
     if (share.heldBytes + more > Math.min(allBytes, perClientBytes))
-      throw neverFits(share, more, this.#limits);
+      throw neverFits(share, more, this.limits);
     const heldByClient = () => this.#byClient.get(share.client) ?? 0;
     while (heldByClient() + more > perClientBytes) this.#makeRoom(share, more, true);
     while (this.#heldBytes + more > allBytes) this.#makeRoom(share, more, false);
@@ -213,7 +209,7 @@ export class BodyBudget {
       largest = other;
       largestBytes = other.heldBytes;
     }
-    const error = full(this.#limits, ofClient);
+    const error = full(this.limits, ofClient);
     if (largest === share) throw error;
     largest.end();
     largest.refuse(error);
@@ -293,12 +289,9 @@ const NOTHING = Buffer.alloc(0);
 export class ByteCollector {
   #bytes: Buffer = NOTHING;
   #length = 0;
-  readonly #expectedLength: number;
 
   /** `expectedLength` saves copies, but reserves no memory for bytes that may not come. */
-  constructor(expectedLength = 0) {
-    this.#expectedLength = expectedLength;
-  }
+  constructor(private readonly expectedLength = 0) {}
 
   push(chunk: Buffer): void {
     const length = this.#length + chunk.length;
@@ -324,8 +317,8 @@ export class ByteCollector {
   }
 
   #grow(length: number): void {
-    const isExpected = length <= this.#expectedLength;
-    const wanted = isExpected ? Math.min(this.#expectedLength, 4 * length) : 2 * length;
+    const isExpected = length <= this.expectedLength;
+    const wanted = isExpected ? Math.min(this.expectedLength, 4 * length) : 2 * length;
     const grown = Buffer.allocUnsafeSlow(Math.max(FIRST_BYTES, wanted));
     this.#bytes.copy(grown, 0, 0, this.#length);
     this.#bytes = grown;

@@ -35,20 +35,17 @@ interface AddressConnections {
  * A connection whose request is being served is never replaced.
  */
 export class ClientConnections {
-  readonly #options: ClientConnectionsOptions;
   readonly #bySocket = new WeakMap<Socket, Connection>();
   readonly #byAddress = new Map<string, AddressConnections>();
   #count = 0;
   #isClosing = false;
 
-  constructor(options: ClientConnectionsOptions) {
-    this.#options = options;
-  }
+  constructor(private readonly options: ClientConnectionsOptions) {}
 
   /** Returns whether the connection was taken. */
   accept(socket: Socket): boolean {
     const address = this.addressOf(socket);
-    const { limits, refuse } = this.#options;
+    const { limits, refuse } = this.options;
     const { connections: all, connectionsPerAddress: perAddress } = limits;
     const own = this.#byAddress.get(address);
     const byClient = (own?.count ?? 0) >= perAddress;
@@ -95,7 +92,7 @@ export class ClientConnections {
       this.#begin(connection, response, serve);
       return;
     }
-    const { limits, refuse } = this.#options;
+    const { limits, refuse } = this.options;
     const { pipelinedRequests: pipelined } = limits;
     if (connection.waiting.length < pipelined) {
       connection.waiting.push(() => this.#begin(connection, response, serve));
@@ -197,13 +194,10 @@ export interface RequestLimits {
 
 /** Counts requests in service, in all and per client. A split request counts once per part. */
 export class RequestsInFlight {
-  readonly #limits: RequestLimits;
   readonly #byClient = new Map<string, number>();
   #count = 0;
 
-  constructor(limits: RequestLimits) {
-    this.#limits = limits;
-  }
+  constructor(private readonly limits: RequestLimits) {}
 
   /**
    * Admits a request. The caller ends the slot.
@@ -216,7 +210,7 @@ export class RequestsInFlight {
   }
 
   #add(client: string, by: number): void {
-    const { requestsInFlight: all, requestsPerClient: perClient } = this.#limits;
+    const { requestsInFlight: all, requestsPerClient: perClient } = this.limits;
     const own = (this.#byClient.get(client) ?? 0) + by;
     if (by > 0 && own > perClient)
       throw tooManyRequests("limits.requestsPerClient", perClient, true);
@@ -230,24 +224,21 @@ export class RequestsInFlight {
 
 /** One request's places among those in flight. */
 export class RequestSlot {
-  readonly #add: (by: number) => void;
   #held = 0;
 
-  constructor(add: (by: number) => void) {
-    this.#add = add;
-  }
+  constructor(private readonly add: (by: number) => void) {}
 
   /**
    * Takes more places, for further parts.
    * @throws `KV_PROXY_OVERLOADED`; then it takes none.
    */
   grow(by: number): void {
-    this.#add(by);
+    this.add(by);
     this.#held += by;
   }
 
   end(): void {
-    if (this.#held > 0) this.#add(-this.#held);
+    if (this.#held > 0) this.add(-this.#held);
     this.#held = 0;
   }
 }

@@ -3,6 +3,7 @@ import { KvError } from "@kv/interface";
 import {
   asBuffer,
   BACKSLASH,
+  CLOSE_LIST,
   COLON,
   COMMA,
   JsonReader,
@@ -55,15 +56,7 @@ export function* parseJsonPieces(
   given: Uint8Array,
   { idsMember, pieceBytes = PIECE_BYTES, longMemberBytes = LONG_MEMBER_BYTES }: PieceOptions = {},
 ): Generator<undefined, ParsedPieces> {
-  const bytes = asBuffer(given);
-  const begin = bytes.toString("latin1", 0, BOM.length) === BOM ? BOM.length : 0;
-  const values = new LongValues(begin, pieceBytes, longMemberBytes);
-  for (let from = begin; from < bytes.length; from += pieceBytes) {
-    values.push(bytes.subarray(from, from + pieceBytes), from);
-    yield;
-  }
-  const document = values.end(bytes.length);
-  return yield* new Pieces(bytes, pieceBytes, idsMember).parse(document);
+  return yield* new Pieces(asBuffer(given), pieceBytes, longMemberBytes, idsMember).parse();
 }
 
 /** @throws `KV_REQUEST_INVALID` for what is not JSON. */
@@ -79,121 +72,19 @@ export async function parseBody(bytes: Uint8Array, parses: YieldingQueue): Promi
   }
 }
 
-/** A list, object or string that is too long to parse at once. */
-interface LongValue {
-  readonly start: number;
-  end: number;
-  readonly elementStart: number;
-  commas: number;
-  /** The commas between groups of elements. A long value is alone in its group. */
-  readonly cuts: number[];
-  readonly inner: LongValue[];
-}
-
-interface OpenValue extends LongValue {
-  /** Where its current element or member begins. */
-  current: number;
-  /** The next comma after this position is a cut. */
-  cutFrom: number;
-}
-
-class LongValues {
-  readonly #reader = new JsonReader();
-  /** The enclosing containers. The first stands for the whole text, as a list. */
-  readonly #outer: OpenValue[] = [];
-  #innermost: OpenValue;
-  #quote = 0;
-
-  constructor(
-    from: number,
-    private readonly pieceBytes: number,
-    private readonly longMemberBytes: number,
-  ) {
-    this.#innermost = this.#begin(from - 1, from);
-  }
-
-  push(bytes: Buffer, from: number): void {
-    const reader = this.#reader;
-    for (let found = reader.next(bytes, 0); found !== -1; found = reader.next(bytes, found + 1)) {
-      const at = from + found;
-      const innermost = this.#innermost;
-      switch (reader.token) {
-        case COMMA:
-          innermost.commas += 1;
-          innermost.current = at + 1;
-          if (at < innermost.cutFrom) break;
-          innermost.cuts.push(at);
-          innermost.cutFrom = at + this.pieceBytes;
-          break;
-        case QUOTE:
-          if (reader.inString) this.#quote = at;
-          else if (at >= this.#quote + this.#shortestLong())
-            this.#endLong(this.#begin(this.#quote, innermost.current), at);
-          break;
-        case COLON:
-          // The string before it is a key.
-          if (innermost.inner.at(-1)?.start === this.#quote) innermost.inner.pop();
-          break;
-        case OPEN_LIST:
-        case OPEN_OBJECT:
-          this.#outer.push(innermost);
-          this.#innermost = this.#begin(at, innermost.current);
-          break;
-        default: {
-          const outer = this.#outer.pop();
-          if (outer === undefined) throw new SyntaxError("a bracket is not opened");
-          this.#innermost = outer;
-          if (at >= innermost.start + this.#shortestLong()) this.#endLong(innermost, at);
-        }
-      }
-    }
-  }
-
-  /** Returns the whole text as a list of one element. */
-  end(lengthBytes: number): LongValue {
-    if (this.#outer.length > 0 || this.#reader.inString)
-      throw new SyntaxError("the text ends early");
-    this.#innermost.end = lengthBytes + 1;
-    return this.#innermost;
-  }
-
-  /** The whole text is always long. */
-  #shortestLong(): number {
-    return [0, this.longMemberBytes][this.#outer.length] ?? this.pieceBytes;
-  }
-
-  #begin(start: number, elementStart: number): OpenValue {
-    const current = start + 1;
-    return {
-      start,
-      end: 0,
-      elementStart,
-      commas: 0,
-      cuts: [],
-      inner: [],
-      current,
-      cutFrom: current + this.pieceBytes,
-    };
-  }
-
-  #endLong(value: OpenValue, at: number): void {
-    value.end = at + 1;
-    this.#innermost.inner.push(value);
-    this.#innermost.cutFrom = 0;
-  }
-}
-
 const BOM = "\u00ef\u00bb\u00bf";
 const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
-/** List elements or object members: a long value and its key, or several others. */
+/** Elements of a list or members of an object, or the begin of one up to its long value. */
 interface Group {
   readonly from: number;
   readonly end: number;
-  readonly long?: LongValue;
+  readonly isLong: boolean;
 }
 
 class Pieces {
+  /** After the long value that was parsed last. */
+  #at = 0;
   readonly #shortMembers: string[] = [];
   readonly #long = new Map<string, Uint8Array>();
   readonly #repeated = new Set<string>();
@@ -201,53 +92,58 @@ class Pieces {
   constructor(
     private readonly bytes: Buffer,
     private readonly pieceBytes: number,
+    private readonly longMemberBytes: number,
     private readonly idsMember: string | undefined,
   ) {}
 
-  *parse(document: LongValue): Generator<undefined, ParsedPieces> {
-    const list = yield* this.#list(document, 0, false);
-    if (list.length !== 1) throw new SyntaxError("the text is not one value");
+  *parse(): Generator<undefined, ParsedPieces> {
+    const { bytes } = this;
+    const begin = bytes.toString("latin1", 0, BOM.length) === BOM ? BOM.length : 0;
+    const value = yield* this.#value(this.#afterBlanks(begin), 1, false);
+    if (!this.#isBlank(this.#at, bytes.length)) throw new SyntaxError("the text is not one value");
     return {
-      value: list[0],
+      value,
       text: `{${this.#shortMembers.join(",")}}`,
-      long: Array.from(this.#long, ([key, value]) => ({ key, value })),
+      long: Array.from(this.#long, ([key, bytes]) => ({ key, value: bytes })),
       repeated: this.#repeated,
     };
   }
 
   /** `depth` is 1 for the outermost value. `hasIds`: a list of token ids. */
-  *#value(long: LongValue, depth: number, hasIds: boolean): Generator<undefined, unknown> {
-    const first = this.bytes[long.start];
-    if (first === QUOTE) return yield* this.#string(long);
-    // In ASCII, } and ] come two after { and [.
-    if (this.bytes[long.end - 1] !== (first as number) + 2)
-      throw new SyntaxError("a bracket is of the other kind");
-    if (first === OPEN_OBJECT) return yield* this.#object(long, depth);
-    return (
-      (hasIds ? yield* this.#ids(long) : undefined) ?? (yield* this.#list(long, depth, hasIds))
-    );
+  *#value(start: number, depth: number, hasIds: boolean): Generator<undefined, unknown> {
+    switch (this.bytes[start]) {
+      case QUOTE:
+        return yield* this.#string(start);
+      case OPEN_OBJECT:
+        return yield* this.#object(start, depth);
+      case OPEN_LIST:
+        return (
+          (hasIds ? yield* this.#ids(start) : undefined) ??
+          (yield* this.#list(start, depth, hasIds))
+        );
+      default:
+        this.#at = this.bytes.length;
+        return JSON.parse(this.#text(start, this.#at));
+    }
   }
 
-  *#list(list: LongValue, depth: number, hasIds: boolean): Generator<undefined, unknown[]> {
-    // V8 would copy a growing list again and again.
-    const value = new Array<unknown>(list.commas + 1);
-    let count = 0;
-    for (const { from, end, long } of this.#groups(list)) {
-      if (long !== undefined) {
-        if (!this.#isBlank(from, end)) throw new SyntaxError("two values without a comma");
-        value[count++] = yield* this.#value(long, depth + 1, hasIds);
-      } else {
-        const elements = JSON.parse(`[${this.#text(from, end)}]`) as unknown[];
+  *#list(start: number, depth: number, hasIds: boolean): Generator<undefined, unknown[]> {
+    const value: unknown[] = [];
+    for (const group of this.#groups(start, depth)) {
+      if (group?.isLong === true) {
+        if (!this.#isBlank(group.from, group.end)) throw twoValues();
+        value.push(yield* this.#value(group.end, depth + 1, hasIds));
+      } else if (group !== undefined) {
+        const elements = JSON.parse(`[${this.#text(group.from, group.end)}]`) as unknown[];
         if (elements.length === 0) throw new SyntaxError("an element is missing");
-        for (const element of elements) value[count++] = element;
+        for (const element of elements) value.push(element);
       }
       yield;
     }
-    value.length = count;
     return value;
   }
 
-  *#object(object: LongValue, depth: number): Generator<undefined, Record<string, unknown>> {
+  *#object(start: number, depth: number): Generator<undefined, Record<string, unknown>> {
     const value: Record<string, unknown> = {};
     const isOutermost = depth === 1;
     const set = (key: string, member: unknown) => {
@@ -262,57 +158,134 @@ class Pieces {
           writable: true,
         });
     };
-    for (const { from, end, long } of this.#groups(object)) {
+    for (const group of this.#groups(start, depth)) {
+      yield;
+      if (group === undefined) continue;
+      const { from, end, isLong } = group;
       const text = this.#text(from, end);
-      const members = JSON.parse(`{${text}${long === undefined ? "" : "[]"}}`) as object;
+      const members = JSON.parse(`{${text}${isLong ? "[]" : ""}}`) as object;
       const keys = Object.keys(members);
       const [key] = keys;
       if (key === undefined) throw new SyntaxError("a member is missing");
-      if (long !== undefined) {
-        set(key, yield* this.#value(long, depth + 1, isOutermost && key === this.idsMember));
-        if (isOutermost) this.#long.set(key, this.bytes.subarray(long.start, long.end));
+      if (isLong) {
+        set(key, yield* this.#value(end, depth + 1, isOutermost && key === this.idsMember));
+        if (isOutermost) this.#long.set(key, this.bytes.subarray(end, this.#at));
       } else {
         for (const [name, member] of Object.entries(members)) set(name, member);
         if (isOutermost) this.#shortMembers.push(text);
         if (isOutermost) for (const name of keys) this.#long.delete(name);
       }
-      yield;
     }
     return value;
+  }
+
+  /**
+   * Divides a list or an object into groups at commas. A long value is the end of its group, and
+   * the caller parses it before it asks for the next one. Undefined after a piece without a group.
+   */
+  *#groups(start: number, depth: number): Generator<Group | undefined> {
+    const { bytes, pieceBytes } = this;
+    const isList = bytes[start] === OPEN_LIST;
+    const longBytes = depth === 1 ? this.longMemberBytes : pieceBytes;
+    let reader = new JsonReader();
+    let level = 0;
+    /** Where the group begins, its last element or member, and the value or key that is open. */
+    let [from, element, inner] = [start + 1, start + 1, -1];
+    let isValue = isList;
+    let hasLong = false;
+    for (let scanned = from; scanned < bytes.length; ) {
+      const piece = bytes.subarray(scanned, scanned + pieceBytes);
+      let end = scanned + piece.length;
+      for (let found = reader.next(piece, 0); found !== -1; found = reader.next(piece, found + 1)) {
+        const at = scanned + found;
+        const before = level;
+        level = reader.depth + Number(reader.inString);
+        if (level > 0) {
+          if (before === 0) inner = at;
+        } else if (before > 0) {
+          if (isValue && at + 1 - inner > longBytes) {
+            end = at + 1;
+            break;
+          }
+          inner = -1;
+        } else if (reader.token === COLON) isValue = true;
+        else {
+          const isLast = level < 0;
+          const isFull = isLast
+            ? from > start + 1 || !this.#isBlank(from, at)
+            : at - from >= pieceBytes;
+          if (hasLong && !this.#isBlank(from, at)) throw twoValues();
+          if (!hasLong && isFull) yield { from, end: at, isLong: false };
+          if (isLast) {
+            // In ASCII, } and ] come two after { and [.
+            if (bytes[at] !== (bytes[start] as number) + 2)
+              throw new SyntaxError("a bracket is of the other kind");
+            this.#at = at + 1;
+            return;
+          }
+          if (hasLong || isFull) from = at + 1;
+          element = at + 1;
+          isValue = isList;
+          hasLong = false;
+        }
+      }
+      scanned = end;
+      if (inner === -1 || !isValue || end - inner <= longBytes) {
+        yield undefined;
+        continue;
+      }
+      if (hasLong) throw twoValues();
+      if (element > from) yield { from, end: element - 1, isLong: false };
+      yield { from: element, end: inner, isLong: true };
+      from = element = scanned = this.#at;
+      [reader, level, inner, hasLong] = [new JsonReader(), 0, -1, true];
+    }
+    throw new SyntaxError("the text ends early");
   }
 
   /** Undefined unless all are whole numbers of at most 9 digits. */
-  *#ids(list: LongValue): Generator<undefined, Int32Array | undefined> {
+  *#ids(start: number): Generator<undefined, Int32Array | undefined> {
+    const { bytes, pieceBytes } = this;
+    if (!isDigit(bytes[this.#afterBlanks(start + 1)])) return undefined;
+    const end = bytes.indexOf(CLOSE_LIST, start);
     // V8 does not count shared memory. It would else collect all garbage after a few long bodies.
-    const ids = new Int32Array(new SharedArrayBuffer(4 * (list.commas + 1)));
+    const ids = new Int32Array(new SharedArrayBuffer(4 * Math.max(0, (end - start) >> 1)));
     let count = 0;
-    for (const { from, end, long } of this.#groups(list)) {
-      if (long !== undefined) return undefined;
-      count = readIds(this.bytes.subarray(from, end), ids, count);
+    for (let from = start + 1; from <= end; yield) {
+      const comma = bytes.indexOf(COMMA, from + pieceBytes);
+      const to = comma === -1 ? end : Math.min(comma, end);
+      count = readIds(bytes.subarray(from, to), ids, count);
       if (count === 0) return undefined;
-      yield;
+      from = to + 1;
     }
-    return count === 0 ? undefined : ids;
+    this.#at = end + 1;
+    // Without a bracket nothing was read.
+    return count === 0 ? undefined : ids.subarray(0, count);
   }
 
-  *#string({ start, end }: LongValue): Generator<undefined, string> {
+  *#string(start: number): Generator<undefined, string> {
     let value = "";
     let from = start + 1;
-    while (from < end - 1) {
-      const to = this.#cutOfString(from, end - 1);
+    for (;;) {
+      const reader = new JsonReader();
+      reader.inString = true;
+      // An escape has at most 6 bytes, a character 4.
+      const most = from + Math.max(16, this.pieceBytes);
+      const found = reader.next(this.bytes.subarray(from, most), 0);
+      if (found === -1 && most >= this.bytes.length) throw new SyntaxError("the text ends early");
+      const to = found === -1 ? this.#cutOfString(from, most) : from + found;
       value += JSON.parse(`"${this.#text(from, to)}"`) as string;
       from = to;
-      yield;
+      if (found === -1) yield;
+      else break;
     }
+    this.#at = from + 1;
     return value;
   }
 
-  /** Cuts a string outside its escapes and characters. */
-  #cutOfString(from: number, end: number): number {
-    const bytes = this.bytes;
-    // An escape has at most 6 bytes, a character 4.
-    const most = from + Math.max(16, this.pieceBytes);
-    if (most >= end) return end;
+  /** Cuts a string before `most`, outside its escapes and characters. */
+  #cutOfString(from: number, most: number): number {
+    const { bytes } = this;
     const slash = most - 5 + bytes.subarray(most - 5, most).lastIndexOf(BACKSLASH);
     let slashes = 0;
     while (slash - slashes >= from && bytes[slash - slashes] === BACKSLASH) slashes += 1;
@@ -322,33 +295,22 @@ class Pieces {
     return to;
   }
 
-  #groups({ start, end, commas, cuts, inner }: LongValue): Group[] {
-    if (commas + inner.length === 0 && this.#isBlank(start + 1, end - 1)) return [];
-    const groups: Group[] = [];
-    let taken = 0;
-    let from = start + 1;
-    for (const groupEnd of [...cuts, end - 1]) {
-      const long = inner[taken];
-      if (long !== undefined && long.start < groupEnd) {
-        taken += 1;
-        if (long.elementStart > from) groups.push({ from, end: long.elementStart - 1 });
-        if (!this.#isBlank(long.end, groupEnd)) throw new SyntaxError("two values without a comma");
-        groups.push({ from: long.elementStart, end: long.start, long });
-      } else groups.push({ from, end: groupEnd });
-      from = groupEnd + 1;
-    }
-    return groups;
+  #isBlank(from: number, end: number): boolean {
+    return this.#afterBlanks(from) >= end;
   }
 
-  #isBlank(from: number, end: number): boolean {
-    for (let at = from; at < end; at += 1) if (!isBlankByte(this.bytes[at])) return false;
-    return true;
+  #afterBlanks(from: number): number {
+    let at = from;
+    while (isBlankByte(this.bytes[at])) at += 1;
+    return at;
   }
 
   #text(from: number, end: number): string {
     return utf8.decode(this.bytes.subarray(from, end));
   }
 }
+
+const twoValues = () => new SyntaxError("two values without a comma");
 
 /** More digits may exceed 32 bits, and all vocabularies. */
 const MOST_BEFORE_LAST_DIGIT = 99_999_999;
@@ -364,7 +326,7 @@ function readIds(bytes: Uint8Array, ids: Int32Array, count: number): number {
   let hasEnded = false;
   for (let at = 0; at < bytes.length; at += 1) {
     const byte = bytes[at] as number;
-    if (byte >= 0x30 && byte <= 0x39) {
+    if (isDigit(byte)) {
       if (hasEnded || id === 0 || id > MOST_BEFORE_LAST_DIGIT) return 0;
       id = (id === -1 ? 0 : 10 * id) + byte - 0x30;
     } else if (byte === COMMA) {
@@ -378,6 +340,10 @@ function readIds(bytes: Uint8Array, ids: Int32Array, count: number): number {
   if (id === -1) return 0;
   ids[end++] = id;
   return end;
+}
+
+function isDigit(byte: number | undefined): boolean {
+  return byte !== undefined && byte >= 0x30 && byte <= 0x39;
 }
 
 function isBlankByte(byte: number | undefined): boolean {

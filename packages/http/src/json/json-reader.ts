@@ -5,7 +5,7 @@ export const COMMA = 0x2c;
 export const COLON = 0x3a;
 export const BACKSLASH = 0x5c;
 export const OPEN_LIST = 0x5b;
-const CLOSE_LIST = 0x5d;
+export const CLOSE_LIST = 0x5d;
 export const OPEN_OBJECT = 0x7b;
 const CLOSE_OBJECT = 0x7d;
 

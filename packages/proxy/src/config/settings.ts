@@ -3,13 +3,16 @@ import {
   counted,
   fleetSettings,
   group,
+  headerName,
   instanceTimes,
   invalidConfig,
+  jsonLimits,
   listenerPort,
   mayForward,
   ms,
   parseSettings,
   setting,
+  tlsFiles,
 } from "@kv/fleet/front-end";
 import { z } from "zod";
 
@@ -68,7 +71,6 @@ const instanceRoutesSchema = z.strictObject({
 
 /** An entry of `Allowlist`, which checks it. */
 const allowEntry = z.string().min(1).max(256);
-const file = z.string().min(1);
 
 export const MAX_RANKS = 1024;
 
@@ -82,7 +84,7 @@ const sidecarSchema = z.strictObject({
     z.boolean().default(false),
   )`reach prefill instances by HTTPS (--enable-tls prefiller)`,
   tls: setting(
-    z.union([z.boolean(), z.strictObject({ certFile: file, keyFile: file })]).default(false),
+    tlsFiles.default(false),
   )`speak TLS on its own port: with a certificate that is made at the
       start, or with the PEM files certFile and keyFile, which are read again when they change (--secure-proxy, --cert-path)`,
   kvConnector: setting(
@@ -121,10 +123,10 @@ const sidecarSchema = z.strictObject({
       --prefill-pp-size)`,
 });
 
-const forwarded = z
-  .string()
-  .regex(/^[A-Za-z0-9-]+$/)
-  .refine(mayForward, "the proxy sets this header itself, or it belongs to one connection");
+const forwarded = headerName.refine(
+  mayForward,
+  "the proxy sets this header itself, or it belongs to one connection",
+);
 
 export const listenSchema = z.strictObject({
   host: setting(z.string().default("127.0.0.1"))`--host <host>: address to listen on`,
@@ -166,11 +168,7 @@ const limitsSchema = z.strictObject({
       its answer; the flag sets half of it for one client`,
   bodiesPerClientLengthBytes: setting(count.optional())`the bodies of one client together (default:
       ${BODIES_PER_CLIENT_BYTES / MIB} MiB; of a sidecar all)`,
-  bodyDepth: counted(100)`objects and lists inside of one another, in a body`,
-  bodyMembers: counted(100_000)`members of objects, and objects and lists, in a body`,
-  bodyValues: counted(
-    2 * MIB,
-  )`elements of lists and members of objects, such as token ids, in a body`,
+  ...jsonLimits,
   connections: setting(
     count.optional(),
   )`--max-connections <n>: clients' connections (default: half of the
@@ -194,13 +192,9 @@ const limitsSchema = z.strictObject({
   abandonedPrefillMs: setting(
     count.optional(),
   )`time that prefill instances spend on requests of a client which it
-      leaves before their answers begin, within timeouts.abandonedWindowMs (default: ${ABANDONED_PREFILL_MS / 1000} s; of a sidecar none)`,
+      leaves before their answers begin, within 30 s (default: ${ABANDONED_PREFILL_MS / 1000} s; of a sidecar none)`,
   clientHeader: setting(
-    z
-      .string()
-      .regex(/^[A-Za-z0-9-]+$/)
-      .transform((name) => name.toLowerCase())
-      .optional(),
+    headerName.transform((name) => name.toLowerCase()).optional(),
   )`--client-header <name>: header by which a trusted front end names the client, for limits per client
       (default: the client is its address)`,
   headersLengthBytes: counted(32 * KIB)`a client's request line and headers`,
@@ -234,9 +228,6 @@ const timeoutsSchema = z.strictObject({
   )`--request-timeout-ms <ms>: time limit of a whole request, with a client's time to read`,
   headersMs: ms(10_000)`time limit for a client to send the head of its request`,
   receiveMs: ms(60_000)`time limit for a client to send its request`,
-  abandonedWindowMs: ms(
-    30_000,
-  )`how long the time of a prefill instance counts that a client has abandoned`,
   keepAliveMs: ms(
     75_000,
   )`how long an idle connection is kept, longer than clients and balancers keep theirs`,

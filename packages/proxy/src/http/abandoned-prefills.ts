@@ -4,13 +4,14 @@ import type { Clock } from "@kv/interface";
 
 export interface AbandonedPrefillsOptions {
   readonly clock: Clock;
-  /** Prefill time in ms that a client may abandon in `windowMs`. Infinity turns counting off. */
+  /** Prefill time in ms that a client may abandon in 30 s. Infinity turns counting off. */
   readonly limitMs: number;
-  readonly windowMs: number;
   /** Without a header, addresses name clients. */
   readonly clientHeader: string | undefined;
 }
 
+/** How long abandoned work counts. */
+const WINDOW_MS = 30_000;
 /** Beyond this number, the client that was quiet longest is forgotten. */
 const MAX_CLIENTS = 10_000;
 /** Abandoned work within this part of the window is summed. */
@@ -30,16 +31,16 @@ export class AbandonedPrefills {
   check(client: string): void {
     const parts = this.#byClient.get(client);
     if (parts === undefined) return;
-    const { clock, limitMs, windowMs, clientHeader } = this.options;
+    const { clock, limitMs, clientHeader } = this.options;
     const nowMs = clock.now();
     let leftMs = 0;
     let workMs = 0;
     // Newest first: the client waits until the part that reaches the limit leaves the window.
     for (const part of parts.toReversed()) {
-      if (part.atMs + windowMs <= nowMs) break;
+      if (part.atMs + WINDOW_MS <= nowMs) break;
       workMs += part.workMs;
       if (workMs < limitMs) continue;
-      leftMs = part.atMs + windowMs - nowMs;
+      leftMs = part.atMs + WINDOW_MS - nowMs;
       break;
     }
     if (leftMs === 0) return;
@@ -48,7 +49,7 @@ export class AbandonedPrefills {
       limit: "limits.abandonedPrefillMs",
       message:
         `prefill instances have worked ${seconds(workMs)} s for requests that ${clientHeader === undefined ? "this address" : `this client (${clientHeader})`} ` +
-        `has left before their answers began, within ${windowMs / 1000} s; the limit is ${seconds(limitMs)} s`,
+        `has left before their answers began, within ${WINDOW_MS / 1000} s; the limit is ${seconds(limitMs)} s`,
       byClient: true,
       retryAfterSeconds: Math.ceil(leftMs / 1000),
       hint:
@@ -59,12 +60,13 @@ export class AbandonedPrefills {
   }
 
   add(client: string, workMs: number): void {
-    const { clock, limitMs, windowMs } = this.options;
+    const { clock, limitMs } = this.options;
     if (limitMs === Number.POSITIVE_INFINITY || workMs === 0) return;
     const nowMs = clock.now();
-    const parts = (this.#byClient.get(client) ?? []).filter(({ atMs }) => atMs + windowMs > nowMs);
+    const parts = (this.#byClient.get(client) ?? []).filter(({ atMs }) => atMs + WINDOW_MS > nowMs);
     const last = parts.at(-1);
-    if (last !== undefined && nowMs - last.atMs < windowMs / PARTS_OF_WINDOW) last.workMs += workMs;
+    if (last !== undefined && nowMs - last.atMs < WINDOW_MS / PARTS_OF_WINDOW)
+      last.workMs += workMs;
     else parts.push({ atMs: nowMs, workMs });
     putLast(this.#byClient, client, parts, MAX_CLIENTS);
   }

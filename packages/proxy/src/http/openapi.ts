@@ -1,4 +1,5 @@
 import { DECODE_ROUTES, ENDPOINTS, REFUSED_ROUTES, SIDECAR_ROUTES } from "@kv/fleet/front-end";
+import COMPONENTS from "./openapi-components.json" with { type: "json" };
 
 /** What this server answers, by path. */
 export type Routes = ReadonlyMap<string, { readonly method: "GET" | "POST" }>;
@@ -53,26 +54,7 @@ export function openApi(routes: Routes, version: string): object {
     openapi: "3.1.0",
     info: { title: "kv-proxy", version },
     paths: Object.fromEntries(paths),
-    components: {
-      schemas: {
-        Error: {
-          type: "object",
-          required: ["error"],
-          properties: {
-            error: {
-              type: "object",
-              required: ["message", "type", "code"],
-              properties: {
-                message: { type: "string" },
-                type: { type: "string" },
-                param: { type: ["string", "null"] },
-                code: { type: ["integer", "string", "null"] },
-              },
-            },
-          },
-        },
-      },
-    },
+    components: COMPONENTS,
     "x-refused": Object.fromEntries(REFUSED_ROUTES),
   };
 }

@@ -172,7 +172,6 @@ export class RequestLives {
     this.#abandoned ??= new AbandonedPrefills({
       clock: this.fleet.ambient.clock,
       limitMs: this.limits.abandonedPrefillMs,
-      windowMs: this.settings.timeouts.abandonedWindowMs,
       clientHeader: this.limits.clientHeader,
     });
     this.#abandoned.add(client, workMs);

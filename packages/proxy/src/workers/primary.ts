@@ -4,7 +4,6 @@ import {
   AdminServer,
   type InstanceChange,
   KeptObjects,
-  type MetricAsJson,
   type Reloaded,
   readChange,
   WorkerMetrics,
@@ -12,12 +11,19 @@ import {
 } from "@kv/fleet/front-end";
 import { listen } from "@kv/http";
 import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
+import type { BirpcReturn } from "birpc";
 import type { CliOptions } from "../config/cli-options.js";
 import { readSettings } from "../config/settings.js";
 import { PAGE, type ProxyStatus, type WorkerReport } from "../proxy.js";
-import { answerObjectCall, type ObjectCall } from "../readback/object-store.js";
-import { Calls } from "./calls.js";
-import { InstanceChangesLog, type Loads, type WorkerStart, type WorkerStarted } from "./worker.js";
+import { answerObjectCall } from "../readback/object-store.js";
+import { callsOver } from "./calls.js";
+import {
+  InstanceChangesLog,
+  type Loads,
+  type PrimaryCalls,
+  type WorkerCalls,
+  type WorkerStarted,
+} from "./worker.js";
 import { mergedInstances, mergedRequests, mergedRunning, mergedStatus } from "./worker-report.js";
 
 export interface WorkerGroupAddress extends WorkerStarted {
@@ -26,7 +32,7 @@ export interface WorkerGroupAddress extends WorkerStarted {
 
 interface RunningWorker {
   readonly worker: Worker;
-  readonly calls: Calls;
+  readonly calls: BirpcReturn<WorkerCalls, PrimaryCalls>;
   readonly forkedAtMs: number;
   /** It was told to start, with all changes so far. */
   starts: boolean;
@@ -83,8 +89,8 @@ export class WorkerGroup {
         changeInstance: (change, body) => this.#changeInstance(change, body),
         page: {
           file: PAGE,
-          requests: async () => mergedRequests(await this.#ask<WorkerReport>("report")),
-          running: async () => mergedRunning(await this.#ask<WorkerReport>("report")),
+          requests: async () => mergedRequests(await this.#reports()),
+          running: async () => mergedRunning(await this.#reports()),
         },
       },
     });
@@ -123,9 +129,7 @@ export class WorkerGroup {
     return this.#inTurn(async () => {
       readSettings(settings);
       const next = { ...this.options, settings, logLevel };
-      const answers = await Promise.all(
-        this.#starting().map(({ calls }) => calls.call<Reloaded>("reload", next)),
-      );
+      const answers = await Promise.all(this.#starting().map(({ calls }) => calls.reload(next)));
       this.options = next;
       return answers[0] ?? { changed: [], needRestart: [] };
     });
@@ -138,7 +142,7 @@ export class WorkerGroup {
     await Promise.all(
       [...this.#workers.values()].map(async ({ worker, calls, serving }) => {
         const ended = new Promise<void>((resolve) => worker.once("exit", () => resolve()));
-        if (serving) calls.call("close", options).catch(() => {});
+        if (serving) calls.close(options).catch(() => {});
         else worker.process.kill("SIGKILL");
         await ended;
       }),
@@ -155,27 +159,27 @@ export class WorkerGroup {
         const how = signal ?? code;
         const error = new KvError("KV_REQUEST_ABORTED", `worker ${worker.id} has ended (${how})`);
         reject(error);
-        calls.close(error);
+        calls.$close(error);
         this.#ended(running, code, signal);
       });
     });
-    const calls = new Calls((message) => worker.isConnected() && worker.send(message), {
-      // A message sent before the worker listens is lost.
-      listening: () => listens(),
-      status: () => this.status(),
-      changeInstance: ({
-        change,
-        body,
-      }: {
-        readonly change: InstanceChange;
-        readonly body: unknown;
-      }) => this.#changeInstance(change, body),
-      objects: (call: ObjectCall) => this.#objects && answerObjectCall(this.#objects, call),
-      loads: (loads: Loads) => {
-        running.loads = loads;
-        this.#loadsTimer ??= this.#clock.setTimer(() => this.#tellLoads(), LOADS_MS);
+    const calls = callsOver<WorkerCalls, PrimaryCalls>(
+      {
+        // A message sent before the worker listens is lost.
+        listening: () => listens(),
+        status: () => this.status(),
+        changeInstance: (change, body) => this.#changeInstance(change, body),
+        objects: (call) => this.#objects && answerObjectCall(this.#objects, call),
+        loads: (loads) => {
+          running.loads = loads;
+          this.#loadsTimer ??= this.#clock.setTimer(() => this.#tellLoads(), LOADS_MS);
+        },
       },
-    });
+      {
+        post: (message) => worker.isConnected() && worker.send(message),
+        on: (receive) => void worker.on("message", receive),
+      },
+    );
     const running: RunningWorker = {
       worker,
       calls,
@@ -185,21 +189,16 @@ export class WorkerGroup {
       loads: {},
     };
     this.#workers.set(worker.id, running);
-    worker.on("message", (message) => calls.receive(message));
     // A worker that cannot receive is ending; its exit follows.
     worker.on("error", () => {});
     // A change in progress either ends before the list is read, or reaches this worker.
     await listening;
-    await calls.call("warmUp", this.options);
+    await calls.warmUp(this.options);
     const start = await this.#inTurn(() => {
       running.starts = true;
       const changes = this.#changes.list();
       return {
-        started: calls.call<WorkerStarted>("start", {
-          options: this.options,
-          port: this.#port,
-          changes,
-        } satisfies WorkerStart),
+        started: calls.start({ options: this.options, port: this.#port, changes }),
       };
     });
     const address = await start.started;
@@ -247,14 +246,10 @@ export class WorkerGroup {
   }
 
   /** Leaves out workers that answer late. */
-  async #ask<T>(name: string): Promise<T[]> {
-    return (await this.#askEach<T>(name)).map(([, answer]) => answer);
-  }
-
-  async #askEach<T>(name: string): Promise<[RunningWorker, T][]> {
+  async #ask<T>(ask: (calls: RunningWorker["calls"]) => Promise<T>): Promise<[RunningWorker, T][]> {
     const answers: [RunningWorker, T][] = [];
     const asked = this.#serving().map(async (running) => {
-      answers.push([running, await running.calls.call<T>(name)]);
+      answers.push([running, await ask(running.calls)]);
     });
     await within(this.#clock, ANSWER_MS, Promise.allSettled(asked));
     return [...answers];
@@ -270,7 +265,8 @@ export class WorkerGroup {
   }
 
   async #reports(): Promise<[WorkerReport, ...WorkerReport[]]> {
-    const [first, ...others] = await this.#ask<WorkerReport>("report");
+    const answers = await this.#ask((calls) => calls.report());
+    const [first, ...others] = answers.map(([, report]) => report);
     if (first !== undefined) return [first, ...others];
     throw new KvError(
       "KV_PROXY_OVERLOADED",
@@ -285,7 +281,7 @@ export class WorkerGroup {
   async #metricsText(): Promise<string> {
     const [status, metrics] = await Promise.all([
       this.status(),
-      this.#askEach<MetricAsJson[]>("metrics"),
+      this.#ask((calls) => calls.metrics()),
     ]);
     for (const [{ worker }, json] of metrics)
       if (this.#workers.has(worker.id)) this.#metrics.reported(worker.id, json);
@@ -297,9 +293,7 @@ export class WorkerGroup {
     return this.#inTurn(async () => {
       const named = readChange(body);
       const results = await Promise.allSettled(
-        this.#starting().map(({ calls }) =>
-          calls.call<ProxyStatus["decoders"]>("changeInstance", { change, body }),
-        ),
+        this.#starting().map(({ calls }) => calls.changeInstance(change, body)),
       );
       const made = results.flatMap((result) =>
         result.status === "fulfilled" ? [result.value] : [],
@@ -321,7 +315,7 @@ export class WorkerGroup {
       for (const [key, count] of Object.entries(loads)) all[key] = (all[key] ?? 0) + count;
     for (const { calls, loads } of this.#serving()) {
       const others = Object.entries(all).map(([key, count]) => [key, count - (loads[key] ?? 0)]);
-      calls.tell("loadsElsewhere", Object.fromEntries(others));
+      void calls.loadsElsewhere.asEvent(Object.fromEntries(others));
     }
   }
 }

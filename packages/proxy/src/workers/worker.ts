@@ -1,16 +1,19 @@
-import { type InstancePool, instanceName, type Role } from "@kv/fleet";
+import { type InstancePool, type InstanceStatus, instanceName, type Role } from "@kv/fleet";
 import {
   type InstanceChange,
   type JsonLog,
   jsonLog,
+  type MetricAsJson,
   type NamedInstance,
+  type Reloaded,
 } from "@kv/fleet/front-end";
 import type { Clock } from "@kv/interface";
 import { printError } from "@kv/program";
+import type { BirpcReturn } from "birpc";
 import type { CliOptions } from "../config/cli-options.js";
-import type { PrefillDecodeProxy, ProxyStatus, SharedByWorkers } from "../proxy.js";
-import { objectsByCalls } from "../readback/object-store.js";
-import { Calls } from "./calls.js";
+import type { PrefillDecodeProxy, SharedByWorkers, WorkerReport } from "../proxy.js";
+import { type ObjectCall, objectsByCalls } from "../readback/object-store.js";
+import { callsOver } from "./calls.js";
 import { workerSettings } from "./limits-share.js";
 import { warmUp } from "./warm-up.js";
 
@@ -37,6 +40,25 @@ interface WorkerProxy {
 /** Requests in flight by role and instance name. */
 export type Loads = Readonly<Record<string, number>>;
 
+/** What a worker asks its primary, and tells it. */
+export interface PrimaryCalls extends Omit<SharedByWorkers, "objects"> {
+  listening(): void;
+  loads(loads: Loads): void;
+  objects(call: ObjectCall): unknown;
+}
+
+/** What a primary asks its workers, and tells them. */
+export interface WorkerCalls {
+  warmUp(options: CliOptions): Promise<void>;
+  start(start: WorkerStart): Promise<WorkerStarted>;
+  reload(options: CliOptions): Promise<Reloaded>;
+  report(): Promise<WorkerReport>;
+  metrics(): Promise<MetricAsJson[]>;
+  changeInstance(change: InstanceChange, body: unknown): Promise<InstanceStatus[]>;
+  loadsElsewhere(loads: Loads): Promise<void>;
+  close(options: { readonly graceMs?: number }): Promise<void>;
+}
+
 /** Interval of the messages about a worker's load. */
 const LOADS_MS = 100;
 
@@ -56,27 +78,24 @@ export function serveAsWorker(
   };
   const running = async () => (await ofWorker()).proxy;
   const startProxy = async ({ options, port, changes }: WorkerStart) => {
-    const created = await create(options, {
-      status: () => calls.call<ProxyStatus>("status"),
-      changeInstance: (change, body) => calls.call<object>("changeInstance", { change, body }),
-      objects: objectsByCalls((call) => calls.call("objects", call)),
-    });
+    const { status, changeInstance } = primary;
+    const objects = objectsByCalls((call) => primary.objects(call));
+    const created = await create(options, { status, changeInstance, objects });
     replay(changes, created.proxy.instances);
     const { url } = await created.proxy.listen({ host: options.host, port });
     return { created, url };
   };
-  const calls = new Calls((message) => process.send?.(message), {
-    warmUp: (options: CliOptions) =>
-      warmUp(options, jsonLog(options.logLevel, { write: printError })),
-    async start(start: WorkerStart): Promise<WorkerStarted> {
+  const own: WorkerCalls = {
+    warmUp: (options) => warmUp(options, jsonLog(options.logLevel, { write: printError })),
+    async start(start) {
       const starting = startProxy(start);
       started = starting.then(({ created }) => created);
       started.catch(() => {});
       const { created, url } = await starting;
-      tellLoads(calls, created.proxy, clock);
+      tellLoads(primary, created.proxy, clock);
       return { url, ...instanceNames(created.proxy) };
     },
-    async reload({ settings, workers, logLevel }: CliOptions) {
+    async reload({ settings, workers, logLevel }) {
       const { proxy, log } = await ofWorker();
       const reloaded = proxy.reload(workerSettings(settings, workers));
       log.setLevel(logLevel);
@@ -84,29 +103,24 @@ export function serveAsWorker(
     },
     report: async () => (await running()).report(),
     metrics: async () => (await running()).metricsAsJson(),
-    async changeInstance({
-      change,
-      body,
-    }: {
-      readonly change: InstanceChange;
-      readonly body: unknown;
-    }) {
-      return await (await running()).changeInstance(change, body);
-    },
-    async loadsElsewhere(loads: Loads) {
+    changeInstance: async (change, body) => (await running()).changeInstance(change, body),
+    async loadsElsewhere(loads) {
       const { instances } = await running();
       for (const pool of Object.values(instances))
         for (const one of pool.list()) one.inFlightElsewhere = loads[loadKey(pool, one)] ?? 0;
     },
-    async close(options: { readonly graceMs?: number }) {
+    async close(options) {
       const { proxy, closed } = await ofWorker();
       await proxy.close(options);
       await closed();
       setImmediate(() => process.disconnect());
     },
+  };
+  const primary = callsOver<PrimaryCalls, WorkerCalls>(own, {
+    post: (message) => process.send?.(message),
+    on: (receive) => void process.on("message", receive),
   });
-  process.on("message", (message) => calls.receive(message));
-  calls.tell("listening", undefined);
+  void primary.listening.asEvent();
 }
 
 export function instanceNames({
@@ -120,7 +134,11 @@ function loadKey({ role }: InstancePool, instance: Parameters<typeof instanceNam
   return `${role} ${instanceName(instance)}`;
 }
 
-function tellLoads(calls: Calls, { instances }: PrefillDecodeProxy, clock: Clock): void {
+function tellLoads(
+  primary: BirpcReturn<PrimaryCalls, WorkerCalls>,
+  { instances }: PrefillDecodeProxy,
+  clock: Clock,
+): void {
   let last = "{}";
   const tell = () => {
     const loads: Record<string, number> = {};
@@ -128,7 +146,7 @@ function tellLoads(calls: Calls, { instances }: PrefillDecodeProxy, clock: Clock
       for (const one of pool.list())
         if (one.ownInFlight > 0) loads[loadKey(pool, one)] = one.ownInFlight;
     const text = JSON.stringify(loads);
-    if (text !== last) calls.tell("loads", loads);
+    if (text !== last) void primary.loads.asEvent(loads);
     last = text;
     clock.setTimer(tell, LOADS_MS);
   };
