@@ -34,7 +34,9 @@ struct Event {
   static Event settled(uint64_t ticket) { return {.kind = Kind::settled, .ticket = ticket}; }
   static Event released(uint64_t ticket) { return {.kind = Kind::released, .ticket = ticket}; }
   // The kind is settled for a command, done for a transfer.
-  static Event failed(Kind kind, uint64_t ticket, Failure failure) { return {.kind = kind, .ticket = ticket, .failure = std::move(failure)}; }
+  static Event failed(Kind kind, uint64_t ticket, Failure failure) {
+    return {.kind = kind, .ticket = ticket, .failure = std::move(failure)};
+  }
 };
 
 // The agent's thread writes these. JavaScript's thread also counts posts and transfers in flight.
