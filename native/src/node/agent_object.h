@@ -33,7 +33,9 @@ class AgentObject : public Napi::ObjectWrap<AgentObject> {
             InstanceMethod<&AgentObject::call<&AgentThread::transfer_backend>>("transferBackend"),
             InstanceMethod<&AgentObject::call<&AgentThread::abort>>("abort"),
             InstanceMethod<&AgentObject::call<&AgentThread::close>>("close"),
-            InstanceMethod<&AgentObject::take_events>("takeEvents"),
+            InstanceMethod<&AgentObject::take<&JsEventQueue::take>>("takeEvents"),
+            InstanceMethod<&AgentObject::take<&JsEventQueue::take_notifications>>(
+                "takeNotifications"),
             InstanceMethod<&AgentObject::counters>("counters"),
             InstanceMethod<&AgentObject::keep_alive>("keepAlive"),
             InstanceMethod<&AgentObject::detach>("detach"),
@@ -127,9 +129,12 @@ class AgentObject : public Napi::ObjectWrap<AgentObject> {
     });
   }
 
-  Napi::Value take_events(const Napi::CallbackInfo& info) {
-    return events_ == nullptr ? array_of(info.Env(), Napi::Array::New(info.Env()), false)
-                              : events_->take(info.Env());
+  template <auto kTake>
+  Napi::Value take(const Napi::CallbackInfo& info) {
+    return with_js_errors(info.Env(), [&]() -> Napi::Value {
+      if (events_ != nullptr) return (events_.get()->*kTake)(info.Env());
+      return array_of(info.Env(), Napi::Array::New(info.Env()), false);
+    });
   }
   Napi::Value counters(const Napi::CallbackInfo& info) {
     const auto object = Napi::Object::New(info.Env());

@@ -99,18 +99,24 @@ class JsEventQueue {
     return queue;
   }
 
-  // From any thread. Drops events after `close`, and notifications beyond the limits.
+  // From any thread. Drops events after `close`, and notifications beyond the limits. When the
+  // first notification waits, an event without a value says so.
   void send(Event event) {
     const lock_guard lock(mutex_);
     if (function_ == nullptr) return;
-    // `take` reports what was dropped.
-    if (event.kind == Event::Kind::notification && !backlog_.admit(event)) return;
-    try {
+    if (event.kind != Event::Kind::notification) {
       events_.push_back(std::move(event));
-    } catch (...) {
-      if (event.kind == Event::Kind::notification) backlog_.remove(event);
-      throw;
+    } else if (backlog_.admit(event)) {
+      try {
+        notifications_.push_back(std::move(event));
+      } catch (...) {
+        backlog_.remove(event);
+        throw;
+      }
+      if (notifications_.size() > 1) return;
+      events_.push_back({.kind = Event::Kind::notification});
     }
+    // Otherwise `take` reports what was dropped.
     if (signaled_) return;
     signaled_ = napi_call_threadsafe_function(function_, nullptr, napi_tsfn_nonblocking) == napi_ok;
   }
@@ -122,17 +128,30 @@ class JsEventQueue {
     {
       const lock_guard lock(mutex_);
       events = backlog_.take_dropped();
-      for (size_t bytes = 0;
-           !events_.empty() && events.size() < kMaxBatchEvents && bytes < kMaxBatchBytes;
-           events_.pop_front()) {
+      for (; !events_.empty() && events.size() < kMaxBatchEvents; events_.pop_front()) {
         events.push_back(std::move(events_.front()));
-        bytes += bytes_of(events.back());
-        if (events.back().kind == Event::Kind::notification) backlog_.remove(events.back());
       }
       more = !events_.empty();
       signaled_ = more;
     }
     return array_of(env, array_of_each(env, events), Napi::Boolean::New(env, more));
+  }
+  // On the JavaScript thread: the next notifications, and whether more wait.
+  Napi::Array take_notifications(Napi::Env env) {
+    vector<Event> taken;
+    bool more = false;
+    {
+      const lock_guard lock(mutex_);
+      for (size_t bytes = 0;
+           !notifications_.empty() && taken.size() < kMaxBatchEvents && bytes < kMaxBatchBytes;
+           notifications_.pop_front()) {
+        taken.push_back(std::move(notifications_.front()));
+        bytes += bytes_of(taken.back());
+        backlog_.remove(taken.back());
+      }
+      more = !notifications_.empty();
+    }
+    return array_of(env, array_of_each(env, taken), Napi::Boolean::New(env, more));
   }
   // On the JavaScript thread: whether coming events keep the process alive.
   void keep_alive(bool alive) {
@@ -151,6 +170,7 @@ class JsEventQueue {
     napi_release_threadsafe_function(function_, napi_tsfn_abort);
     function_ = nullptr;
     events_.clear();
+    notifications_.clear();
   }
 
  private:
@@ -178,6 +198,8 @@ class JsEventQueue {
 
   std::mutex mutex_;
   std::deque<Event> events_;
+  // Until their reader asks for them.
+  std::deque<Event> notifications_;
   NotificationBacklog backlog_;
   // The callback is scheduled, or JavaScript knows that more wait.
   bool signaled_ = false;

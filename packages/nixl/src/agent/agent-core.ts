@@ -64,10 +64,7 @@ export class AgentCore {
     this.registrations = new Registrations(this.native, this.calls);
     this.lists = new PreparedLists(this.native, this.calls);
     this.#dropped = new DroppedNotifications(name, ambient);
-    this.notifications = new NotificationQueue({
-      keepAlive,
-      onDrop: (from) => this.#dropped.add(from),
-    });
+    this.notifications = new NotificationQueue(this.native, keepAlive);
     const { native, calls, lists } = this;
     this.transfers = new Transfers({ native, calls, lists, keepAlive, clock: ambient.clock });
     this.started = this.calls.answerTo<void>(startId).catch((error: unknown) => {
@@ -88,8 +85,7 @@ export class AgentCore {
       if (kind === DONE) this.transfers.onDone(callId, failure, value);
       else if (kind === SETTLED) this.calls.settle(callId, failure, value);
       else if (kind === RELEASED) this.transfers.onReleased(callId);
-      else if (kind === NOTIFICATION)
-        this.notifications.push({ from: from ?? "", payload: value as Uint8Array });
+      else if (kind === NOTIFICATION) this.notifications.onArrival();
       else if (kind === DROPPED) this.#dropped.add(from, value as number);
       else if (kind === BROKEN) this.#onBroken(String(value));
       else if (kind === REFUSED) this.#onRefused(value as number);
