@@ -3,7 +3,7 @@ import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { promisify } from "node:util";
 import { findLibrary } from "@kv/nixl";
-import { PreloadFinder } from "../../packages/nixl/src/backends/preload.js";
+import { PreloadFinder } from "../../packages/nixl/src/backends/plugins.js";
 import { DEFAULT_VERSION } from "../../packages/nixl/src/install/wheels.js";
 import { type LinePeer, linePeer } from "../clients/python.js";
 import { pythonWith, userCache } from "../setup/user-cache.mjs";

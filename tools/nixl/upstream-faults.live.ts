@@ -6,7 +6,7 @@ import { text } from "node:stream/consumers";
 import { findLibrary } from "@kv/nixl";
 import { expect, test } from "vitest";
 import { REPAIRS } from "../../packages/nixl/src/addon/repairs.js";
-import { PreloadFinder } from "../../packages/nixl/src/backends/preload.js";
+import { PreloadFinder } from "../../packages/nixl/src/backends/plugins.js";
 import { DEFAULT_VERSION } from "../../packages/nixl/src/install/wheels.js";
 import { libfabricMissing } from "../../packages/nixl/test/support/libfabric-available.js";
 import { pythonWith } from "../setup/user-cache.mjs";

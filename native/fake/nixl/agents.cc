@@ -24,23 +24,6 @@ API(destroy_agent)(Agent agent) try {
   delete agent;
   return kSuccess;
 } OR_EXCEPTION
-API(get_available_plugins)(Agent agent, StringList* out) try {
-  ALONE(agent);
-  *out = new StringListObject;
-  return kSuccess;
-} OR_EXCEPTION
-API(destroy_string_list)(StringList list) try {
-  delete list;
-  return kSuccess;
-} OR_EXCEPTION
-API(string_list_size)(StringList list, size_t* out) try {
-  *out = list->names.size();
-  return kSuccess;
-} OR_EXCEPTION
-API(string_list_get)(StringList list, size_t index, const char** out) try {
-  *out = list->names.at(index).c_str();
-  return kSuccess;
-} OR_EXCEPTION
 API(get_plugin_params)(Agent agent, const char* plugin, MemList* types, Params* out) try {
   ALONE(agent);
   if (strcmp(plugin, "UCX") != 0 && strcmp(plugin, "LIBFABRIC") != 0) return kBackendError;

@@ -38,9 +38,6 @@ struct BackendObject {
   const string* backend;
   string name;
 };
-struct StringListObject {
-  vector<string> names{"UCX", "LIBFABRIC"};
-};
 struct OptArgsObject {
   std::set<string> backends;
   string message;

@@ -32,14 +32,19 @@ struct CountedAsPolling {
 };
 
 // How late the kernel may wake this thread. The default, 50 us, exceeds the shortest pause.
-void wake_punctually(bool punctually) { prctl(PR_SET_TIMERSLACK, punctually ? 1000 : nanoseconds(kLongestPunctualPause).count()); }
+void wake_punctually(bool punctually) {
+  prctl(PR_SET_TIMERSLACK, punctually ? 1000 : nanoseconds(kLongestPunctualPause).count());
+}
 
 }  // namespace
 
 AgentThread::AgentThread(AgentConfig config, shared_ptr<JsEventQueue> events)
-    : config_(std::move(config)), events_(std::move(events)), transfers_([this](const Transfer& transfer) { end_transfer(transfer.request()); }) {}
+    : config_(std::move(config)),
+      events_(std::move(events)),
+      transfers_([this](const Transfer& transfer) { end_transfer(transfer.request()); }) {}
 
-shared_ptr<AgentThread> AgentThread::start(AgentConfig config, shared_ptr<JsEventQueue> events, uint64_t ticket) {
+shared_ptr<AgentThread> AgentThread::start(AgentConfig config, shared_ptr<JsEventQueue> events,
+                                           uint64_t ticket) {
   const shared_ptr<AgentThread> self(new AgentThread(std::move(config), std::move(events)));
   add_running_thread(self);
   try {
@@ -51,9 +56,11 @@ shared_ptr<AgentThread> AgentThread::start(AgentConfig config, shared_ptr<JsEven
     }).detach();
   } catch (const std::system_error& error) {
     remove_running_thread(self.get());
-    throw Failure("KV_TRANSPORT_UNAVAILABLE",
-                  "the thread of the agent \"" + self->config_.name + "\" could not be started: " + error.what(),
-                  "raise the limit of threads (ulimit -u, pids.max of the control group) or of memory (ulimit -v), or close other agents");
+    throw Failure(
+        "KV_TRANSPORT_UNAVAILABLE",
+        "the thread of the agent \"" + self->config_.name +
+            "\" could not be started: " + error.what(),
+        "raise the limit of threads (ulimit -u, pids.max of the control group) or of memory (ulimit -v), or close other agents");
   }
   return self;
 }
@@ -100,7 +107,7 @@ void AgentThread::serve() {
     if (!worked || backoff_.due(Clock::now())) worked = poll() || worked;
     if (!transfers_.empty() && backoff_.last_poll() - last_peer_check_ > kPeerCheckInterval) {
       last_peer_check_ = backoff_.last_poll();
-      if (agent_->safeguards().check_peers()) transfers_.attend_all();
+      if (agent_->safeguards.check_peers()) transfers_.attend_all();
     }
     if (worked) backoff_.worked(Clock::now());
     // Sleeps after work too, to leave JavaScript a core for the events.
@@ -138,15 +145,18 @@ void AgentThread::begin_transfer(const shared_ptr<TransferRequest>& request, boo
   try {
     if (agent_ == nullptr || close_ticket_) throw closed();
     if (request->prepared != nullptr && request->prepared->users > 0) {
-      throw Failure("KV_TRANSFER_INVALID", "the prepared transfer is under way already", "post it again once `released` has resolved");
+      throw Failure("KV_TRANSFER_INVALID", "the prepared transfer is under way already",
+                    "post it again once `released` has resolved");
     }
     auto transfer = std::make_unique<Transfer>(*agent_, events_, request);
     ++request->moves->local->users;
     ++request->moves->remote->users;
     if (request->prepared != nullptr) ++request->prepared->users;
     counted = true;
-    if (at_once) transfers_.start(std::move(transfer));
-    else transfers_.add(std::move(transfer));
+    if (at_once)
+      transfers_.start(std::move(transfer));
+    else
+      transfers_.add(std::move(transfer));
     return;
   } catch (const Failure& refused) {
     failure = refused;
@@ -188,10 +198,11 @@ bool AgentThread::advance_registrations() {
   bool any = false;
   for (auto at = pending_registrations_.begin(); at != pending_registrations_.end();) {
     const auto next = std::next(at);
-    if (*at->second.touched || agent_ == nullptr) {
+    const auto& pin = at->second.pin;
+    if (agent_ == nullptr || pin == nullptr || pin->memory->touched()) {
       const uint64_t ticket = at->first;
       events_.send(attempt(ticket, [&](NixlAgent& agent) {
-        agent.registrations().add(ticket, std::move(pending_registrations_.extract(at).mapped().memory));
+        agent.registrations.add(ticket, std::move(pending_registrations_.extract(at).mapped()));
         return EventValue();
       }));
       pending_registrations_.erase(ticket);
@@ -207,7 +218,7 @@ bool AgentThread::advance_pending_peers() {
   for (auto at = pending_peers_.begin(); at != pending_peers_.end();) {
     bool answered = true;
     Event event = attempt(at->first, [&at, &answered](NixlAgent& agent) -> EventValue {
-      const auto name = agent.peers().add(at->second);
+      const auto name = agent.peers.add(at->second);
       answered = name.has_value();
       return name ? EventValue(*name) : EventValue();
     });
@@ -220,19 +231,25 @@ bool AgentThread::advance_pending_peers() {
 
 bool AgentThread::poll() {
   const auto start = Clock::now();
-  const bool received = agent_->poller().poll(
+  const bool received = agent_->poller.poll(
       [this](string from, Bytes payload) {
-        agent_->peers().mark_connected(from);
-        events_.send({.kind = Event::Kind::notification, .value = std::move(payload), .from = std::move(from)});
+        agent_->peers.mark_connected(from);
+        events_.send({.kind = Event::Kind::notification,
+                      .value = std::move(payload),
+                      .from = std::move(from)});
       },
-      [this](size_t senders) { events_.send({.kind = Event::Kind::dropped, .value = static_cast<double>(senders)}); });
+      [this](size_t senders) {
+        events_.send({.kind = Event::Kind::dropped, .value = static_cast<double>(senders)});
+      });
   backoff_.polled(start, Clock::now(), agent_->reachable());
   ++counters_.polls;
   if (const uint64_t refused = take_refused_connections(); refused > 0) {
     events_.send({.kind = Event::Kind::refused, .value = static_cast<double>(refused)});
   }
   for (Repair* const repair : all_repairs()) {
-    if (repair->take_failure()) events_.send({.kind = Event::Kind::unrepaired, .value = string(repair->why()), .from = repair->name});
+    if (repair->take_failure())
+      events_.send(
+          {.kind = Event::Kind::unrepaired, .value = string(repair->why()), .from = repair->name});
   }
   return received;
 }
@@ -247,11 +264,13 @@ bool AgentThread::ending() {
   }
   if (!deadline_) return false;
   if (Clock::now() >= *deadline_) return true;
-  return transfers_.empty() && (stopping || Clock::now() >= agent_->peers().pending_notifications_until());
+  return transfers_.empty() &&
+         (stopping || Clock::now() >= agent_->peers.pending_notifications_until());
 }
 
 void AgentThread::sleep() {
-  const auto pause = backoff_.pause(Clock::now(), agent_->reachable(), !transfers_.empty(), polling_agents.load(std::memory_order_relaxed));
+  const auto pause = backoff_.pause(Clock::now(), agent_->reachable(), !transfers_.empty(),
+                                    polling_agents.load(std::memory_order_relaxed));
   if (pause <= pause.zero()) return;
   const bool punctual = pause <= kLongestPunctualPause;
   if (punctual != punctual_) wake_punctually(punctual_ = punctual);
@@ -275,7 +294,8 @@ void AgentThread::shut_down() {
   };
   auto transfers = transfers_.take_all();
   for (const auto& transfer : transfers) {
-    transfer->cancel(Failure("KV_TRANSFER_ABORTED", "the agent \"" + config_.name + "\" closed before the transfer ended"));
+    transfer->cancel(Failure("KV_TRANSFER_ABORTED", "the agent \"" + config_.name +
+                                                        "\" closed before the transfer ended"));
     unreleased.push_back(transfer->ticket());
     const TransferRequest& request = transfer->request();
     note_close(*request.moves->local);
@@ -300,6 +320,8 @@ void AgentThread::shut_down() {
   if (close_ticket_) events_.send(Event::settled(*close_ticket_));
 }
 
-Failure AgentThread::closed() const { return Failure("KV_AGENT_CLOSED", "the agent \"" + config_.name + "\" is closed"); }
+Failure AgentThread::closed() const {
+  return Failure("KV_AGENT_CLOSED", "the agent \"" + config_.name + "\" is closed");
+}
 
 }  // namespace kv::nixl

@@ -52,12 +52,16 @@ class AgentTurn {
     microseconds time;
 
     // A thread whose core was taken away has neither waited nor worked long.
-    bool is_long_since(const Used& before) const { return waits > before.waits || time - before.time > kLong; }
+    bool is_long_since(const Used& before) const {
+      return waits > before.waits || time - before.time > kLong;
+    }
   };
   static Used used() {
     rusage usage{};
     getrusage(RUSAGE_THREAD, &usage);
-    const auto duration = [](const timeval& time) { return seconds(time.tv_sec) + microseconds(time.tv_usec); };
+    const auto duration = [](const timeval& time) {
+      return seconds(time.tv_sec) + microseconds(time.tv_usec);
+    };
     return {usage.ru_nvcsw, duration(usage.ru_utime) + duration(usage.ru_stime)};
   }
 

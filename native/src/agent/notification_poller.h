@@ -15,7 +15,8 @@ class NotificationPoller {
   NotificationPoller(Agent agent, Counters& counters)
       : agent_(agent),
         counters_(counters),
-        map_(make<OwnedNotifications>("KV_INTERNAL", "NIXL could not create a notification map", capi::create_notif_map)) {}
+        map_(make<OwnedNotifications>("KV_INTERNAL", "NIXL could not create a notification map",
+                                      capi::create_notif_map)) {}
 
   // For a backend that carries notifications.
   void enable() { enabled_ = true; }

@@ -18,7 +18,7 @@ struct Event {
     settled = 0,       // this ticket's command has succeeded with `value`, or failed
     done = 1,          // this ticket's transfer has succeeded and is released, or has failed
     released = 2,      // a transfer that did not succeed: NIXL no longer touches its memory
-    notification = 3,  // the peer `from` sent `value`; no ticket
+    notification = 3,  // the peer `from` sent `value`; or, to JavaScript, the first one waits
     dropped = 4,       // `value` notifications of `from` (empty: of several) were lost; no ticket
     refused = 5,       // `value` connections were refused without descriptors; no ticket
     unrepaired = 6,    // the repair `from` did not take hold, because of `value`; once, no ticket
@@ -34,7 +34,9 @@ struct Event {
   static Event settled(uint64_t ticket) { return {.kind = Kind::settled, .ticket = ticket}; }
   static Event released(uint64_t ticket) { return {.kind = Kind::released, .ticket = ticket}; }
   // The kind is settled for a command, done for a transfer.
-  static Event failed(Kind kind, uint64_t ticket, Failure failure) { return {.kind = kind, .ticket = ticket, .failure = std::move(failure)}; }
+  static Event failed(Kind kind, uint64_t ticket, Failure failure) {
+    return {.kind = kind, .ticket = ticket, .failure = std::move(failure)};
+  }
 };
 
 // The agent's thread writes these. JavaScript's thread also counts posts and transfers in flight.

@@ -78,15 +78,19 @@ bool replace(void** table, size_t index, void* function) {
 }
 
 void report(bool all) {
-  if (all) libfabric_endless_calls.held();
-  else libfabric_endless_calls.failed("libfabric lacks a function that is to be replaced, or the system does not let it be replaced");
+  if (all)
+    libfabric_endless_calls.held();
+  else
+    libfabric_endless_calls.failed(
+        "libfabric lacks a function that is to be replaced, or the system does not let it be replaced");
 }
 
 template <typename Function>
 Function original(void** table, size_t index) {
   const size_t count = replaced_count;
   for (size_t at = 0; at < count; ++at) {
-    if (replaced[at].table == table && replaced[at].index == index) return reinterpret_cast<Function>(replaced[at].original);
+    if (replaced[at].table == table && replaced[at].index == index)
+      return reinterpret_cast<Function>(replaced[at].original);
   }
   abort();  // only replaced functions ask
 }
@@ -94,36 +98,43 @@ Function original(void** table, size_t index) {
 // An endpoint's posting function. The last arguments differ.
 template <size_t kTable, size_t kIndex, typename... Arguments>
 ssize_t post(Object* endpoint, Arguments... arguments) {
-  return bounded(original<ssize_t (*)(Object*, Arguments...)>(endpoint->tables[kTable], kIndex)(endpoint, arguments...));
+  return bounded(original<ssize_t (*)(Object*, Arguments...)>(endpoint->tables[kTable], kIndex)(
+      endpoint, arguments...));
 }
 
 template <size_t kTable, size_t kIndex, typename... Arguments>
 bool bound(Object* endpoint) {
-  return replace(endpoint->tables[kTable], kIndex, reinterpret_cast<void*>(&post<kTable, kIndex, Arguments...>));
+  return replace(endpoint->tables[kTable], kIndex,
+                 reinterpret_cast<void*>(&post<kTable, kIndex, Arguments...>));
 }
 
 using Open = int (*)(Object*, void*, Object**, void*);
 using Word = uint64_t;
 
 int open_endpoint(Object* domain, void* info, Object** endpoint, void* context) {
-  const int opened = original<Open>(domain->tables[kOwnOperations], kEndpointOf)(domain, info, endpoint, context);
+  const int opened =
+      original<Open>(domain->tables[kOwnOperations], kEndpointOf)(domain, info, endpoint, context);
   if (opened != 0) return opened;
-  report(bound<kMessages, kSendData, const void*, size_t, void*, Word, Word, void*>(*endpoint) &
-         bound<kRemoteMemory, kRead, void*, size_t, void*, Word, Word, Word, void*>(*endpoint) &
-         bound<kRemoteMemory, kReadMessage, const void*, Word>(*endpoint) &
-         bound<kRemoteMemory, kWriteMessage, const void*, Word>(*endpoint) &
-         bound<kRemoteMemory, kWriteData, const void*, size_t, void*, Word, Word, Word, Word, void*>(*endpoint));
+  report(
+      bound<kMessages, kSendData, const void*, size_t, void*, Word, Word, void*>(*endpoint) &
+      bound<kRemoteMemory, kRead, void*, size_t, void*, Word, Word, Word, void*>(*endpoint) &
+      bound<kRemoteMemory, kReadMessage, const void*, Word>(*endpoint) &
+      bound<kRemoteMemory, kWriteMessage, const void*, Word>(*endpoint) &
+      bound<kRemoteMemory, kWriteData, const void*, size_t, void*, Word, Word, Word, Word, void*>(
+          *endpoint));
   return 0;
 }
 
 int open_queue(Object* domain, void* attributes, Object** queue, void* context) {
-  const int opened = original<Open>(domain->tables[kOwnOperations], kQueueOf)(domain, attributes, queue, context);
+  const int opened =
+      original<Open>(domain->tables[kOwnOperations], kQueueOf)(domain, attributes, queue, context);
   if (opened == 0) report(bound<kOwnOperations, kReadQueue, void*, size_t>(*queue));
   return opened;
 }
 
 int open_domain(Object* fabric, void* info, Object** domain, void* context) {
-  const int opened = original<Open>(fabric->tables[kOwnOperations], kDomainOf)(fabric, info, domain, context);
+  const int opened =
+      original<Open>(fabric->tables[kOwnOperations], kDomainOf)(fabric, info, domain, context);
   if (opened != 0) return opened;
   void** const functions = (*domain)->tables[kOwnOperations];
   report(replace(functions, kQueueOf, reinterpret_cast<void*>(open_queue)) &
@@ -147,13 +158,17 @@ atomic<OpenFabric> libfabric_open_fabric = nullptr;
 int open_fabric(FabricAttributes* attributes, Object** fabric, void* context) {
   const bool is_tcp = attributes->provider != nullptr && strcmp(attributes->provider, "tcp") == 0;
   const int opened = libfabric_open_fabric.load()(attributes, fabric, context);
-  if (opened == 0 && is_tcp) report(replace((*fabric)->tables[kOwnOperations], kDomainOf, reinterpret_cast<void*>(open_domain)));
+  if (opened == 0 && is_tcp)
+    report(replace((*fabric)->tables[kOwnOperations], kDomainOf,
+                   reinterpret_cast<void*>(open_domain)));
   return opened;
 }
 
 }  // namespace
 
-BoundedCalls::BoundedCalls(PeerLiveness* peer) : peer_(peer), outer_(current) { current = peer == nullptr ? nullptr : this; }
+BoundedCalls::BoundedCalls(PeerLiveness* peer) : peer_(peer), outer_(current) {
+  current = peer == nullptr ? nullptr : this;
+}
 
 BoundedCalls::~BoundedCalls() { current = outer_; }
 
@@ -181,13 +196,16 @@ void BoundedCalls::install() {
     void* const library = dlopen("libfabric.so.1", RTLD_LAZY | RTLD_NOLOAD);
     if (library == nullptr || !libfabric_endless_calls.wanted()) return;
     const auto version = reinterpret_cast<uint32_t (*)()>(dlsym(library, "fi_version"));
-    if (version == nullptr || version() >> 16 > kNewestMajor) return libfabric_endless_calls.failed("libfabric is newer than 2.x, and its tables are not known");
+    if (version == nullptr || version() >> 16 > kNewestMajor)
+      return libfabric_endless_calls.failed(
+          "libfabric is newer than 2.x, and its tables are not known");
     void* function = dlvsym(library, "fi_fabric", "FABRIC_1.1");
     if (function == nullptr) function = dlsym(library, "fi_fabric");
     if (function == nullptr) return libfabric_endless_calls.failed("libfabric has no fi_fabric");
     libfabric_open_fabric = reinterpret_cast<OpenFabric>(function);
   }
-  if (!replace_calls("libplugin_LIBFABRIC", "fi_fabric", reinterpret_cast<void*>(open_fabric))) report(false);
+  if (!replace_calls("libplugin_LIBFABRIC", "fi_fabric", reinterpret_cast<void*>(open_fabric)))
+    report(false);
 }
 
 }  // namespace kv::nixl

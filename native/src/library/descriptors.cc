@@ -74,8 +74,12 @@ std::mutex& reserve_mutex() {
 int reserve = -1;
 atomic<uint64_t> refused = 0;
 
-int open_socket(int domain, int type, int protocol) { return socket(domain, type | SOCK_CLOEXEC, protocol); }
-int accept_connection(int socket, sockaddr* address, socklen_t* length) { return accept4(socket, address, length, SOCK_CLOEXEC); }
+int open_socket(int domain, int type, int protocol) {
+  return socket(domain, type | SOCK_CLOEXEC, protocol);
+}
+int accept_connection(int socket, sockaddr* address, socklen_t* length) {
+  return accept4(socket, address, length, SOCK_CLOEXEC);
+}
 
 int open_reserve() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
 
@@ -83,7 +87,9 @@ bool lacks_descriptors(int error) { return error == EMFILE || error == ENFILE; }
 
 // The socket no longer listens. Linux's accept(2) has other errors for one connection or one
 // moment: pending network errors, a firewall's, or lacking memory.
-bool ends_listener(int error) { return error == EBADF || error == EINVAL || error == ENOTSOCK || error == EFAULT; }
+bool ends_listener(int error) {
+  return error == EBADF || error == EINVAL || error == ENOTSOCK || error == EFAULT;
+}
 
 void pause() {
   const timespec pause{.tv_sec = 0, .tv_nsec = 10'000'000};
@@ -98,7 +104,8 @@ void keep_descriptors_from_children() {
     auto* const kept = new vector<int>;
     for (const int descriptor : open_descriptors()) {
       const int flags = fcntl(descriptor, F_GETFD);
-      if (descriptor > STDERR_FILENO && flags >= 0 && (flags & FD_CLOEXEC) == 0) kept->push_back(descriptor);
+      if (descriptor > STDERR_FILENO && flags >= 0 && (flags & FD_CLOEXEC) == 0)
+        kept->push_back(descriptor);
     }
     inherited = kept;
     pthread_atfork(nullptr, nullptr, close_all_on_exec);
@@ -120,10 +127,11 @@ void require_descriptors(unsigned needed, const char* what) {
   const bool none = probe < 0 && lacks_descriptors(errno);
   const auto free = none || open.size() >= limit.rlim_cur ? 0 : limit.rlim_cur - open.size();
   if (free >= needed) return;
-  throw Failure("KV_TRANSPORT_UNAVAILABLE",
-                string(what) + " needs " + to_string(needed) + " file descriptors, and " + to_string(free) + " of this process's " +
-                    to_string(limit.rlim_cur) + " are free",
-                "raise the limit (ulimit -n, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container), or close files, sockets or agents");
+  throw Failure(
+      "KV_TRANSPORT_UNAVAILABLE",
+      string(what) + " needs " + to_string(needed) + " file descriptors, and " + to_string(free) +
+          " of this process's " + to_string(limit.rlim_cur) + " are free",
+      "raise the limit (ulimit -n, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container), or close files, sockets or agents");
 }
 
 int accept_or_refuse(int socket, sockaddr* address, socklen_t* length) {
@@ -147,15 +155,21 @@ int accept_or_refuse(int socket, sockaddr* address, socklen_t* length) {
 }
 
 void protect_listeners() {
-  for (const char* const library : {"libucs", "libuct", "libfabric"}) replace_calls(library, "socket", reinterpret_cast<void*>(open_socket));
+  for (const char* const library : {"libucs", "libuct", "libfabric"})
+    replace_calls(library, "socket", reinterpret_cast<void*>(open_socket));
   replace_calls("libfabric", "accept", reinterpret_cast<void*>(accept_connection));
   if (!is_loaded("libucs") || !ucx_listener.wanted()) return;
   const lock_guard lock(reserve_mutex());
   if (reserve < 0) reserve = open_reserve();
-  if (replace_calls("libucs", "accept", reinterpret_cast<void*>(accept_or_refuse))) ucx_listener.held();
-  else ucx_listener.failed("UCX's call of accept() is not there, or the system does not let it be replaced");
+  if (replace_calls("libucs", "accept", reinterpret_cast<void*>(accept_or_refuse)))
+    ucx_listener.held();
+  else
+    ucx_listener.failed(
+        "UCX's call of accept() is not there, or the system does not let it be replaced");
 }
 
-uint64_t take_refused_connections() { return refused.load(std::memory_order_relaxed) == 0 ? 0 : refused.exchange(0); }
+uint64_t take_refused_connections() {
+  return refused.load(std::memory_order_relaxed) == 0 ? 0 : refused.exchange(0);
+}
 
 }  // namespace kv::nixl

@@ -58,7 +58,8 @@ Variables defaults(const string& transports) {
   variables.emplace_back("UCX_MEM_EVENTS", "n");
   // By default UCX copies one piece per turn, to serve many processes. A slice takes 1 to 3 ms
   // anyway. 64 pieces copy blocks of 4 KiB 1.15 times as fast, of 16 KiB 1.08 times.
-  if (reads_processes() && allows(transports, {"cma", "sm", "shm"})) variables.emplace_back("UCX_CMA_TX_QUOTA", "64");
+  if (reads_processes() && allows(transports, {"cma", "sm", "shm"}))
+    variables.emplace_back("UCX_CMA_TX_QUOTA", "64");
   // Without NVLink UCX reads another process's GPU memory through host memory and TCP, at a
   // thousandth of the speed, and aborts that process if the reader dies meanwhile (UCX 1.23). CUDA
   // IPC avoids this.
@@ -75,7 +76,9 @@ Variables defaults(const string& transports) {
 
 }  // namespace
 
-std::shared_lock<std::shared_mutex> reading_environment() { return std::shared_lock(environment_mutex()); }
+std::shared_lock<std::shared_mutex> reading_environment() {
+  return std::shared_lock(environment_mutex());
+}
 
 optional<Variables> prepare_environment(const Variables& wanted) {
   const char* const set_transports = getenv("UCX_TLS");
@@ -89,13 +92,16 @@ optional<Variables> prepare_environment(const Variables& wanted) {
   Variables unset;
   for (const auto& variable : defaults(transports)) {
     const auto named = [&](const auto& other) { return other.first == variable.first; };
-    if (getenv(variable.first.c_str()) == nullptr && std::ranges::none_of(to_set, named)) unset.push_back(variable);
+    if (getenv(variable.first.c_str()) == nullptr && std::ranges::none_of(to_set, named))
+      unset.push_back(variable);
   }
   if (to_set.empty() && unset.empty()) return Variables();
   const std::unique_lock lock(environment_mutex(), std::try_to_lock);
   if (!lock.owns_lock()) return nullopt;
   for (const auto& [name, value] : to_set) setenv(name.c_str(), value.c_str(), 1);
-  std::erase_if(unset, [](const auto& variable) { return setenv(variable.first.c_str(), variable.second.c_str(), 0) != 0; });
+  std::erase_if(unset, [](const auto& variable) {
+    return setenv(variable.first.c_str(), variable.second.c_str(), 0) != 0;
+  });
   return unset;
 }
 

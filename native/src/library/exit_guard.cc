@@ -30,7 +30,8 @@ RunningThreads& running() {
 }
 
 int count_route_library(struct dl_phdr_info* info, size_t, void* count) {
-  if (info->dlpi_name != nullptr && strstr(info->dlpi_name, "libnl-route-3") != nullptr) ++*static_cast<int*>(count);
+  if (info->dlpi_name != nullptr && strstr(info->dlpi_name, "libnl-route-3") != nullptr)
+    ++*static_cast<int*>(count);
   return 0;
 }
 
@@ -63,7 +64,8 @@ void await_thread_end(const StoppableThread* thread) {
   RunningThreads& all = running();
   std::unique_lock lock(all.mutex);
   const bool ended = all.changed.wait_for(lock, kExitTimeout, [&] {
-    return std::none_of(all.threads.begin(), all.threads.end(), [&](const auto& entry) { return entry.get() == thread; });
+    return std::none_of(all.threads.begin(), all.threads.end(),
+                        [&](const auto& entry) { return entry.get() == thread; });
   });
   lock.unlock();
   // Otherwise newly loaded libraries' destructors would precede the handler, while the thread uses

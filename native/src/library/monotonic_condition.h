@@ -36,7 +36,8 @@ class MonotonicCondition {
     until.tv_sec += std::chrono::duration_cast<seconds>(longest).count() + fraction / 1'000'000'000;
     until.tv_nsec = fraction % 1'000'000'000;
     while (!holds()) {
-      if (pthread_cond_timedwait(&condition_, lock.mutex()->native_handle(), &until) == ETIMEDOUT) return holds();
+      if (pthread_cond_timedwait(&condition_, lock.mutex()->native_handle(), &until) == ETIMEDOUT)
+        return holds();
     }
     return true;
   }

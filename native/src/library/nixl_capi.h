@@ -10,7 +10,6 @@ namespace kv::nixl::capi {
 struct AgentObject;
 struct ParamsObject;
 struct MemListObject;
-struct StringListObject;
 struct BackendObject;
 struct OptArgsObject;
 struct XferDlistObject;
@@ -22,7 +21,6 @@ struct NotifMapObject;
 using Agent = AgentObject*;
 using Params = ParamsObject*;
 using MemList = MemListObject*;
-using StringList = StringListObject*;
 using Backend = BackendObject*;
 using OptArgs = OptArgsObject*;
 using XferDlist = XferDlistObject*;
@@ -47,7 +45,7 @@ inline constexpr const char* kSelf = "";
 
 enum class MemoryType : int { dram = 0, vram = 1, block = 2, object = 3, file = 4 };
 enum class Operation : int { read = 0, write = 1 };
-enum class ThreadSync : int { none = 0, strict = 1, rw = 2 };
+enum class ThreadSync : int { none = 0 };
 
 // The library's nixl_capi_agent_config_s: same fields in the same order.
 struct AgentConfig {
@@ -71,60 +69,59 @@ struct XferTelemetry {
 };
 
 // Names without the prefix nixl_capi_, and parameters.
-#define KV_NIXL_CAPI_FUNCTIONS(FUNCTION)                                                                       \
-  FUNCTION(create_configured_agent, const char* name, const AgentConfig* config, Agent* out)                   \
-  FUNCTION(destroy_agent, Agent)                                                                               \
-  FUNCTION(get_local_md, Agent, void** data, size_t* length)                                                   \
-  FUNCTION(get_local_partial_md, Agent, RegDlist, void** data, size_t* length, OptArgs)                        \
-  FUNCTION(load_remote_md, Agent, const void* data, size_t length, char** name)                                \
-  FUNCTION(invalidate_remote_md, Agent, const char* name)                                                      \
-  FUNCTION(get_available_plugins, Agent, StringList* out)                                                      \
-  FUNCTION(destroy_string_list, StringList)                                                                    \
-  FUNCTION(string_list_size, StringList, size_t* out)                                                          \
-  FUNCTION(string_list_get, StringList, size_t index, const char** out)                                        \
-  FUNCTION(get_plugin_params, Agent, const char* plugin, MemList* memory_types, Params* out)                   \
-  FUNCTION(get_backend_params, Agent, Backend, MemList* memory_types, Params* out)                             \
-  FUNCTION(mem_list_size, MemList, size_t* out)                                                                \
-  FUNCTION(mem_list_get, MemList, size_t index, MemoryType* out)                                               \
-  FUNCTION(destroy_mem_list, MemList)                                                                          \
-  FUNCTION(destroy_params, Params)                                                                             \
-  FUNCTION(params_add, Params, const char* key, const char* value)                                             \
-  FUNCTION(create_backend, Agent, const char* plugin, Params, Backend* out)                                    \
-  FUNCTION(destroy_backend, Backend)                                                                           \
-  FUNCTION(create_opt_args, OptArgs* out)                                                                      \
-  FUNCTION(destroy_opt_args, OptArgs)                                                                          \
-  FUNCTION(opt_args_add_backend, OptArgs, Backend)                                                             \
-  FUNCTION(opt_args_set_notif_msg, OptArgs, const void* data, size_t length)                                   \
-  FUNCTION(opt_args_set_has_notif, OptArgs, bool)                                                              \
-  FUNCTION(create_reg_dlist, MemoryType, RegDlist* out)                                                        \
-  FUNCTION(destroy_reg_dlist, RegDlist)                                                                        \
-  FUNCTION(reg_dlist_add_desc, RegDlist, uintptr_t address, size_t length, uint64_t device, const void* metadata, \
-           size_t metadata_length)                                                                             \
-  FUNCTION(register_mem, Agent, RegDlist, OptArgs)                                                             \
-  FUNCTION(deregister_mem, Agent, RegDlist, OptArgs)                                                           \
-  FUNCTION(create_xfer_dlist, MemoryType, XferDlist* out)                                                      \
-  FUNCTION(destroy_xfer_dlist, XferDlist)                                                                      \
-  FUNCTION(xfer_dlist_add_desc, XferDlist, uintptr_t address, size_t length, uint64_t device)                  \
-  FUNCTION(xfer_dlist_clear, XferDlist)                                                                        \
-  FUNCTION(prep_xfer_dlist, Agent, const char* name, XferDlist, PreparedDlist* out, OptArgs)                   \
-  FUNCTION(release_xfer_dlist_handle, Agent, PreparedDlist)                                                    \
-  FUNCTION(make_xfer_req, Agent, Operation, PreparedDlist local, const int* local_indices, size_t local_count, \
-           PreparedDlist remote, const int* remote_indices, size_t remote_count, Request* out, OptArgs)        \
-  FUNCTION(create_xfer_req, Agent, Operation, XferDlist local, XferDlist remote, const char* name, Request* out, OptArgs) \
-  FUNCTION(query_xfer_backend, Agent, Request, Backend* out)                                                   \
-  FUNCTION(get_xfer_telemetry, Agent, Request, XferTelemetry*)                                                 \
-  FUNCTION(post_xfer_req, Agent, Request, OptArgs)                                                             \
-  FUNCTION(get_xfer_status, Agent, Request)                                                                    \
-  FUNCTION(release_xfer_req, Agent, Request)                                                                   \
-  FUNCTION(destroy_xfer_req, Request)                                                                          \
-  FUNCTION(gen_notif, Agent, const char* name, const void* data, size_t length, OptArgs)                       \
-  FUNCTION(get_notifs, Agent, NotifMap, OptArgs)                                                               \
-  FUNCTION(create_notif_map, NotifMap* out)                                                                    \
-  FUNCTION(destroy_notif_map, NotifMap)                                                                        \
-  FUNCTION(notif_map_size, NotifMap, size_t* out)                                                              \
-  FUNCTION(notif_map_get_agent_at, NotifMap, size_t index, const char** out)                                   \
-  FUNCTION(notif_map_get_notifs_size, NotifMap, const char* name, size_t* out)                                 \
-  FUNCTION(notif_map_get_notif, NotifMap, const char* name, size_t index, const void** data, size_t* length)   \
+#define KV_NIXL_CAPI_FUNCTIONS(FUNCTION)                                                           \
+  FUNCTION(create_configured_agent, const char* name, const AgentConfig* config, Agent* out)       \
+  FUNCTION(destroy_agent, Agent)                                                                   \
+  FUNCTION(get_local_md, Agent, void** data, size_t* length)                                       \
+  FUNCTION(get_local_partial_md, Agent, RegDlist, void** data, size_t* length, OptArgs)            \
+  FUNCTION(load_remote_md, Agent, const void* data, size_t length, char** name)                    \
+  FUNCTION(invalidate_remote_md, Agent, const char* name)                                          \
+  FUNCTION(get_plugin_params, Agent, const char* plugin, MemList* memory_types, Params* out)       \
+  FUNCTION(get_backend_params, Agent, Backend, MemList* memory_types, Params* out)                 \
+  FUNCTION(mem_list_size, MemList, size_t* out)                                                    \
+  FUNCTION(mem_list_get, MemList, size_t index, MemoryType* out)                                   \
+  FUNCTION(destroy_mem_list, MemList)                                                              \
+  FUNCTION(destroy_params, Params)                                                                 \
+  FUNCTION(params_add, Params, const char* key, const char* value)                                 \
+  FUNCTION(create_backend, Agent, const char* plugin, Params, Backend* out)                        \
+  FUNCTION(destroy_backend, Backend)                                                               \
+  FUNCTION(create_opt_args, OptArgs* out)                                                          \
+  FUNCTION(destroy_opt_args, OptArgs)                                                              \
+  FUNCTION(opt_args_add_backend, OptArgs, Backend)                                                 \
+  FUNCTION(opt_args_set_notif_msg, OptArgs, const void* data, size_t length)                       \
+  FUNCTION(opt_args_set_has_notif, OptArgs, bool)                                                  \
+  FUNCTION(create_reg_dlist, MemoryType, RegDlist* out)                                            \
+  FUNCTION(destroy_reg_dlist, RegDlist)                                                            \
+  FUNCTION(reg_dlist_add_desc, RegDlist, uintptr_t address, size_t length, uint64_t device,        \
+           const void* metadata, size_t metadata_length)                                           \
+  FUNCTION(register_mem, Agent, RegDlist, OptArgs)                                                 \
+  FUNCTION(deregister_mem, Agent, RegDlist, OptArgs)                                               \
+  FUNCTION(create_xfer_dlist, MemoryType, XferDlist* out)                                          \
+  FUNCTION(destroy_xfer_dlist, XferDlist)                                                          \
+  FUNCTION(xfer_dlist_add_desc, XferDlist, uintptr_t address, size_t length, uint64_t device)      \
+  FUNCTION(xfer_dlist_clear, XferDlist)                                                            \
+  FUNCTION(prep_xfer_dlist, Agent, const char* name, XferDlist, PreparedDlist* out, OptArgs)       \
+  FUNCTION(release_xfer_dlist_handle, Agent, PreparedDlist)                                        \
+  FUNCTION(make_xfer_req, Agent, Operation, PreparedDlist local, const int* local_indices,         \
+           size_t local_count, PreparedDlist remote, const int* remote_indices,                    \
+           size_t remote_count, Request* out, OptArgs)                                             \
+  FUNCTION(create_xfer_req, Agent, Operation, XferDlist local, XferDlist remote, const char* name, \
+           Request* out, OptArgs)                                                                  \
+  FUNCTION(query_xfer_backend, Agent, Request, Backend* out)                                       \
+  FUNCTION(get_xfer_telemetry, Agent, Request, XferTelemetry*)                                     \
+  FUNCTION(post_xfer_req, Agent, Request, OptArgs)                                                 \
+  FUNCTION(get_xfer_status, Agent, Request)                                                        \
+  FUNCTION(release_xfer_req, Agent, Request)                                                       \
+  FUNCTION(destroy_xfer_req, Request)                                                              \
+  FUNCTION(gen_notif, Agent, const char* name, const void* data, size_t length, OptArgs)           \
+  FUNCTION(get_notifs, Agent, NotifMap, OptArgs)                                                   \
+  FUNCTION(create_notif_map, NotifMap* out)                                                        \
+  FUNCTION(destroy_notif_map, NotifMap)                                                            \
+  FUNCTION(notif_map_size, NotifMap, size_t* out)                                                  \
+  FUNCTION(notif_map_get_agent_at, NotifMap, size_t index, const char** out)                       \
+  FUNCTION(notif_map_get_notifs_size, NotifMap, const char* name, size_t* out)                     \
+  FUNCTION(notif_map_get_notif, NotifMap, const char* name, size_t index, const void** data,       \
+           size_t* length)                                                                         \
   FUNCTION(notif_map_clear, NotifMap)
 
 }  // namespace kv::nixl::capi

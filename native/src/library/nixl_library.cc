@@ -26,27 +26,32 @@ void* open_library(const string& path, const char* code, const string& hint) {
   void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle != nullptr) return handle;
   const char* reason = dlerror();
-  throw Failure(code, "the loader refused " + path + ": " + (reason == nullptr ? "no reason given" : reason), hint);
+  throw Failure(
+      code, "the loader refused " + path + ": " + (reason == nullptr ? "no reason given" : reason),
+      hint);
 }
 
 void bind(const string& path) {
-  void* const handle = open_library(path, "KV_LIBRARY_INCOMPATIBLE", "run: npx --no-install kv-nixl install");
+  void* const handle =
+      open_library(path, "KV_LIBRARY_INCOMPATIBLE", "run: npx --no-install kv-nixl install");
   string first_missing;
   int missing = 0;
-#define KV_NIXL_BIND(name, ...)                                                                 \
+#define KV_NIXL_BIND(name, ...)                                                           \
   capi::name = reinterpret_cast<decltype(capi::name)>(dlsym(handle, "nixl_capi_" #name)); \
   if (capi::name == nullptr && ++missing == 1) first_missing = "nixl_capi_" #name;
   KV_NIXL_CAPI_FUNCTIONS(KV_NIXL_BIND)
 #undef KV_NIXL_BIND
   if (missing > 0) {
-    throw Failure("KV_LIBRARY_INCOMPATIBLE",
-                  path + " lacks " + to_string(missing) + " of NIXL's functions, " + first_missing + " first",
-                  "NIXL 1.5.0 works: npx --no-install kv-nixl install");
+    throw Failure(
+        "KV_LIBRARY_INCOMPATIBLE",
+        path + " lacks " + to_string(missing) + " of NIXL's functions, " + first_missing + " first",
+        "NIXL 1.5.0 works: npx --no-install kv-nixl install");
   }
   auto* is_stub = reinterpret_cast<bool (*)()>(dlsym(handle, "nixl_capi_is_stub"));
   if (is_stub != nullptr && is_stub()) {
-    throw Failure("KV_LIBRARY_INCOMPATIBLE", path + " is NIXL's stub library, in which every call fails",
-                  "point KV_NIXL_LIBRARY at a real libnixl_capi.so, or run: npx --no-install kv-nixl install");
+    throw Failure(
+        "KV_LIBRARY_INCOMPATIBLE", path + " is NIXL's stub library, in which every call fails",
+        "point KV_NIXL_LIBRARY at a real libnixl_capi.so, or run: npx --no-install kv-nixl install");
   }
 }
 
@@ -61,7 +66,8 @@ void load_nixl(const string& path) {
   if (const string* present = loaded; present != nullptr) {
     if (*present == wanted) return;
     throw Failure("KV_LIBRARY_INCOMPATIBLE",
-                  "this process has already loaded NIXL from " + *present + " and cannot load " + wanted + " as well",
+                  "this process has already loaded NIXL from " + *present + " and cannot load " +
+                      wanted + " as well",
                   "use the same library path for all transports of a process");
   }
   keep_descriptors_from_children();
@@ -71,21 +77,8 @@ void load_nixl(const string& path) {
 }
 
 void preload_library(const string& path) {
-  open_library(path, "KV_BACKEND_UNAVAILABLE", "install it again: npx --no-install kv-nixl install --with libfabric");
-}
-
-string plugin_load_error(const string& backend) {
-  const char* folder = getenv("NIXL_PLUGIN_DIR");
-  const string& path = *loaded;
-  const string beside = path.substr(0, path.find_last_of('/') + 1) + "plugins";
-  const string file = (folder != nullptr && *folder != '\0' ? string(folder) : beside) + "/libplugin_" + backend + ".so";
-  void* handle = dlopen(file.c_str(), RTLD_LAZY | RTLD_LOCAL);
-  if (handle != nullptr) {
-    dlclose(handle);
-    return {};
-  }
-  const char* reason = dlerror();
-  return reason == nullptr ? "the loader refused " + file : reason;
+  open_library(path, "KV_BACKEND_UNAVAILABLE",
+               "install it again: npx --no-install kv-nixl install --with libfabric");
 }
 
 }  // namespace kv::nixl

@@ -25,8 +25,6 @@ bool is_nixl_loaded();
 // For what plugins need and the loader would not find. A loaded library of the same soname serves
 // as well. Throws KV_BACKEND_UNAVAILABLE.
 void preload_library(const string& path);
-// The loader's reason, or empty if the plugin loads. NIXL gives no reason.
-string plugin_load_error(const string& backend);
 
 template <auto& kRelease>
 struct Release {
@@ -43,7 +41,6 @@ using OwnedNotifications = Handle<capi::NotifMap, capi::destroy_notif_map>;
 using OwnedOptions = Handle<capi::OptArgs, capi::destroy_opt_args>;
 using OwnedParams = Handle<capi::Params, capi::destroy_params>;
 using OwnedRegList = Handle<capi::RegDlist, capi::destroy_reg_dlist>;
-using OwnedStringList = Handle<capi::StringList, capi::destroy_string_list>;
 using OwnedXferList = Handle<XferDlist, capi::destroy_xfer_dlist>;
 
 struct ReleasePrepared {

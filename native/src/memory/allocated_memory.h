@@ -1,7 +1,5 @@
 #pragma once
 
-#include <functional>
-
 #include "library/std_names.h"
 
 namespace kv::nixl {
@@ -29,14 +27,15 @@ class AllocatedMemory {
   // Copies all runs, in order, into consecutive bytes, or these into the runs. Returns when the
   // bytes are in place. Throws KV_MEMORY_INVALID.
   virtual void copy(bool gathers, const vector<ByteRun>& runs, byte* bytes) const = 0;
-  // Calls `ready`, which must not throw, once transfers may use the memory, perhaps on another
-  // thread.
-  virtual void when_touched(std::function<void()> ready) { ready(); }
+  // Whether transfers may use the memory.
+  virtual bool touched() const { return true; }
 };
 
 class Pin {
  public:
-  explicit Pin(shared_ptr<AllocatedMemory> memory) : memory(std::move(memory)) { ++this->memory->pins; }
+  explicit Pin(shared_ptr<AllocatedMemory> memory) : memory(std::move(memory)) {
+    ++this->memory->pins;
+  }
   ~Pin() { --memory->pins; }
   Pin(const Pin&) = delete;
   Pin& operator=(const Pin&) = delete;

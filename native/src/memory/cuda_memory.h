@@ -16,7 +16,8 @@ class CudaMemory : public AllocatedMemory {
   void copy(bool gathers, const vector<ByteRun>& runs, byte* bytes) const override;
 
  private:
-  CudaMemory(uint64_t address, uint64_t length, void* context) : AllocatedMemory(address, length), context_(context) {}
+  CudaMemory(uint64_t address, uint64_t length, void* context)
+      : AllocatedMemory(address, length), context_(context) {}
 
   void* context_;
 };

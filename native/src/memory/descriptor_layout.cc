@@ -17,12 +17,14 @@ Failure invalid(size_t row, const string& what) {
 }
 
 [[gnu::cold, gnu::noinline]] Failure not_an_integer(double value, size_t row, const char* name) {
-  return invalid(row, string(name) + " is " + to_string(value) + ", not an integer from 0 to 2^53 - 1");
+  return invalid(row,
+                 string(name) + " is " + to_string(value) + ", not an integer from 0 to 2^53 - 1");
 }
 
 inline uint64_t integer(double value, size_t row, const char* name) {
   // The comparison also refuses NaN. Conversion through the signed type takes one instruction.
-  if (!(value >= 0 && value < kExact) || value != static_cast<double>(static_cast<int64_t>(value))) {
+  if (!(value >= 0 && value < kExact) ||
+      value != static_cast<double>(static_cast<int64_t>(value))) {
     throw not_an_integer(value, row, name);
   }
   return static_cast<uint64_t>(static_cast<int64_t>(value));
@@ -30,17 +32,20 @@ inline uint64_t integer(double value, size_t row, const char* name) {
 
 }  // namespace
 
-vector<Row> read_rows(const DescriptorTable& table, bool zero_address_allowed, const atomic<bool>& stopping) {
+vector<Row> read_rows(const DescriptorTable& table, bool zero_address_allowed,
+                      const atomic<bool>& stopping) {
   const size_t count = table.count();
   if (count == 0 || count % kRowNumbers != 0) {
-    throw Failure("KV_LIST_INVALID", "a descriptor table has rows of 5 numbers and at least one row; this one has " +
-                                         to_string(count) + " numbers");
+    throw Failure("KV_LIST_INVALID",
+                  "a descriptor table has rows of 5 numbers and at least one row; this one has " +
+                      to_string(count) + " numbers");
   }
   vector<Row> rows;
   rows.reserve(count / kRowNumbers);
   uint64_t descriptors = 0;
   for (size_t index = 0; index < count / kRowNumbers; ++index) {
-    if (index % kRowsPerStopCheck == 0 && stopping) throw Failure("KV_AGENT_CLOSED", "the environment ended");
+    if (index % kRowsPerStopCheck == 0 && stopping)
+      throw Failure("KV_AGENT_CLOSED", "the environment ended");
     const double* number = table.data() + index * kRowNumbers;
     const Row row{integer(number[0], index, "address"), integer(number[1], index, "length"),
                   integer(number[2], index, "device"), integer(number[3], index, "stride"),
@@ -52,7 +57,8 @@ vector<Row> read_rows(const DescriptorTable& table, bool zero_address_allowed, c
       throw invalid(index, "more than " + to_string(kMaxDescriptors) + " descriptors in one list");
     }
     // In doubles, since integers may overflow. Rounding near 2^53 does not matter.
-    if (number[0] + (number[4] - 1) * number[3] + number[1] >= kExact) throw invalid(index, "it ends beyond 2^53");
+    if (number[0] + (number[4] - 1) * number[3] + number[1] >= kExact)
+      throw invalid(index, "it ends beyond 2^53");
     rows.push_back(row);
   }
   return rows;
@@ -76,11 +82,14 @@ void DescriptorLayout::Cursor::find_row(uint32_t index) {
     ++row_;
     return;
   }
-  row_ = static_cast<size_t>(std::upper_bound(starts.begin(), starts.end(), index) - starts.begin()) - 1;
+  row_ =
+      static_cast<size_t>(std::upper_bound(starts.begin(), starts.end(), index) - starts.begin()) -
+      1;
 }
 
 void add_descriptor(XferDlist list, uint64_t address, uint64_t length, uint64_t device) {
-  check(capi::xfer_dlist_add_desc(list, address, length, device), "KV_LIST_INVALID", "NIXL refused a descriptor");
+  check(capi::xfer_dlist_add_desc(list, address, length, device), "KV_LIST_INVALID",
+        "NIXL refused a descriptor");
 }
 
 void add_each_descriptor(XferDlist list, const vector<Row>& rows) {

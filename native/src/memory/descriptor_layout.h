@@ -25,17 +25,22 @@ struct Row {
 
 class DescriptorTable {
  public:
-  static DescriptorTable copy_of(const double* numbers, size_t count) { return DescriptorTable({numbers, numbers + count}, nullptr, count); }
+  static DescriptorTable copy_of(const double* numbers, size_t count) {
+    return DescriptorTable({numbers, numbers + count}, nullptr, count);
+  }
   // JavaScript keeps this memory until the list is prepared. It is freed two seconds after the
   // environment ends, which `stopping` announces to `read_rows`.
-  static DescriptorTable view_of(const double* numbers, size_t count) { return DescriptorTable({}, numbers, count); }
+  static DescriptorTable view_of(const double* numbers, size_t count) {
+    return DescriptorTable({}, numbers, count);
+  }
 
   // Row by row.
   const double* data() const { return view_ != nullptr ? view_ : copy_.data(); }
   size_t count() const { return count_; }
 
  private:
-  DescriptorTable(vector<double> copy, const double* view, size_t count) : copy_(std::move(copy)), view_(view), count_(count) {}
+  DescriptorTable(vector<double> copy, const double* view, size_t count)
+      : copy_(std::move(copy)), view_(view), count_(count) {}
 
   vector<double> copy_;
   const double* view_;
@@ -44,7 +49,8 @@ class DescriptorTable {
 
 // Storage allows the address 0. Throws KV_LIST_INVALID with the row and the value, and
 // KV_AGENT_CLOSED soon after `stopping` is set.
-vector<Row> read_rows(const DescriptorTable& table, bool zero_address_allowed, const atomic<bool>& stopping);
+vector<Row> read_rows(const DescriptorTable& table, bool zero_address_allowed,
+                      const atomic<bool>& stopping);
 
 // Finds a prepared list's descriptor by index. Keeps rows, so memory does not grow with
 // descriptors. Immutable, so any thread may read it.

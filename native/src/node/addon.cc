@@ -35,7 +35,9 @@ Napi::Value repairs(const Napi::CallbackInfo& info) {
 }
 
 // `stopAll()`: waits up to 2 s for all agents' threads.
-Napi::Value stop_all(const Napi::CallbackInfo& info) { return Napi::Boolean::New(info.Env(), stop_all_threads()); }
+Napi::Value stop_all(const Napi::CallbackInfo& info) {
+  return Napi::Boolean::New(info.Env(), stop_all_threads());
+}
 
 // `isLoaded()`: whether NIXL no longer sees new variables.
 Napi::Value is_loaded(const Napi::CallbackInfo& info) {

@@ -28,7 +28,8 @@ class Reader {
     if (bytes_.size() - at_ < tag.size() + sizeof(length)) fail("it is cut short");
     memcpy(&length, bytes_.data() + at_ + tag.size(), sizeof(length));
     at_ += tag.size() + sizeof(length);
-    if (length >= bytes_.size() - at_) fail("an entry of " + to_string(length) + " bytes is longer than the rest");
+    if (length >= bytes_.size() - at_)
+      fail("an entry of " + to_string(length) + " bytes is longer than the rest");
     const string_view value = bytes_.substr(at_, length);
     at_ += length;
     if (bytes_[at_] != '|') fail("an entry does not end in a bar");
@@ -39,7 +40,8 @@ class Reader {
   template <typename T>
   T number(string_view tag) {
     const string_view value = entry(tag);
-    if (value.size() != sizeof(T)) fail("\"" + string(tag) + "\" has " + to_string(value.size()) + " bytes");
+    if (value.size() != sizeof(T))
+      fail("\"" + string(tag) + "\" has " + to_string(value.size()) + " bytes");
     T number;
     memcpy(&number, value.data(), sizeof(T));
     return number;
@@ -51,7 +53,8 @@ class Reader {
 
   [[noreturn]] void fail(const string& why) const {
     throw Failure("KV_AGENT_METADATA_INVALID",
-                  to_string(bytes_.size()) + " bytes are not NIXL agent metadata: at byte " + to_string(at_) + " " + why,
+                  to_string(bytes_.size()) + " bytes are not NIXL agent metadata: at byte " +
+                      to_string(at_) + " " + why,
                   "pass the peer's localMetadata() whole and unchanged");
   }
 
@@ -61,14 +64,17 @@ class Reader {
 };
 
 void read_descriptors(Reader& reader, StatedMemory& memory) {
-  if (reader.entry("nixlDList") != "nixlSDList") reader.fail("a list of descriptors is of another kind");
+  if (reader.entry("nixlDList") != "nixlSDList")
+    reader.fail("a list of descriptors is of another kind");
   const auto type = reader.number<int>("t");
-  if (type < 0 || type >= kMemoryTypes) reader.fail("memory type " + to_string(type) + " does not exist");
+  if (type < 0 || type >= kMemoryTypes)
+    reader.fail("memory type " + to_string(type) + " does not exist");
   const auto count = reader.number<uint64_t>("n");
   if (count == 0) reader.fail("a list of descriptors is empty");
   for (uint64_t index = 0; index < count; ++index) {
     const string_view descriptor = reader.entry("");
-    if (descriptor.size() < kDescriptorBytes) reader.fail("a descriptor has " + to_string(descriptor.size()) + " bytes");
+    if (descriptor.size() < kDescriptorBytes)
+      reader.fail("a descriptor has " + to_string(descriptor.size()) + " bytes");
     uint64_t address = 0;
     uint64_t length = 0;
     uint64_t device = 0;
@@ -120,7 +126,8 @@ bool StatedMemory::holds(MemoryType type, const Row& row) const {
 Bytes local_metadata(Agent agent) {
   void* data = nullptr;
   size_t length = 0;
-  check(capi::get_local_md(agent, &data, &length), "KV_AGENT_INVALID", "NIXL has no metadata of this agent");
+  check(capi::get_local_md(agent, &data, &length), "KV_AGENT_INVALID",
+        "NIXL has no metadata of this agent");
   return take_bytes(data, length);
 }
 
@@ -143,7 +150,8 @@ Bytes join_metadata(const vector<Bytes>& parts) {
       count_at = count_of_part;
       joined = part;
     } else {
-      joined.insert(joined.end(), part.begin() + static_cast<std::ptrdiff_t>(metadata.sections_at), part.end());
+      joined.insert(joined.end(), part.begin() + static_cast<std::ptrdiff_t>(metadata.sections_at),
+                    part.end());
     }
     uint64_t more = 0;
     memcpy(&more, part.data() + count_of_part, sizeof(more));
@@ -156,13 +164,15 @@ Bytes join_metadata(const vector<Bytes>& parts) {
 AgentMetadata read_metadata(const Bytes& bytes) {
   const string_view view(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   Reader reader(view);
-  if (view.size() > kMaxMetadataBytes) reader.fail("there are more than " + to_string(kMaxMetadataBytes) + " bytes");
+  if (view.size() > kMaxMetadataBytes)
+    reader.fail("there are more than " + to_string(kMaxMetadataBytes) + " bytes");
   if (!view.starts_with(kMagic)) reader.fail("NIXL's magic is missing");
   reader.skip(kMagic.size());
   AgentMetadata metadata;
   metadata.agent = reader.entry("Agent");
   const auto printable = [](char letter) { return letter >= ' ' && letter <= '~'; };
-  if (metadata.agent.empty() || metadata.agent.size() > 255 || !std::ranges::all_of(metadata.agent, printable)) {
+  if (metadata.agent.empty() || metadata.agent.size() > 255 ||
+      !std::ranges::all_of(metadata.agent, printable)) {
     reader.fail("the agent's name is not 1 to 255 printable ASCII characters");
   }
   const auto connections = reader.number<uint64_t>("Conns");

@@ -49,7 +49,7 @@ thread_local uint8_t unsent_id = 0;
 constexpr ssize_t kSent = -256;
 static_assert(static_cast<UcxStatus>(kSent) == 0);
 
-template <Send Originals::*kSend>
+template <Send Originals::* kSend>
 ssize_t send_or_drop(void* endpoint, uint8_t id, Pack pack, void* request, unsigned flags) {
   const ssize_t sent = (ucx.*kSend)(endpoint, id, pack, request, flags);
   if (sent >= 0 || (id != kReadAnswer && id != kWriteAnswer)) return sent;
@@ -66,17 +66,20 @@ UcxStatus add_waiting(void* endpoint, Waiting* waiting, unsigned flags) {
   const ptrdiff_t place = reinterpret_cast<char*>(waiting) - static_cast<char*>(unsent);
   if (unsent != nullptr && place >= 0 && place < kLargestRequest) {
     place_in_request.store(place, std::memory_order_relaxed);
-    (unsent_id == kReadAnswer ? sends_read_answer : sends_write_answer).store(waiting->send, std::memory_order_release);
+    (unsent_id == kReadAnswer ? sends_read_answer : sends_write_answer)
+        .store(waiting->send, std::memory_order_release);
   }
   unsent = nullptr;
   return ucx.tcp_add_waiting(endpoint, waiting, flags);
 }
 
 // Takes a message from the queue of a failed or closed connection.
-template <Purge Originals::*kPurge>
+template <Purge Originals::* kPurge>
 void purge(Waiting* waiting, void* argument) {
-  if (waiting->send == sends_read_answer.load(std::memory_order_acquire) || waiting->send == sends_write_answer.load(std::memory_order_acquire)) {
-    ucx.release(reinterpret_cast<char*>(waiting) - place_in_request.load(std::memory_order_relaxed));
+  if (waiting->send == sends_read_answer.load(std::memory_order_acquire) ||
+      waiting->send == sends_write_answer.load(std::memory_order_acquire)) {
+    ucx.release(reinterpret_cast<char*>(waiting) -
+                place_in_request.load(std::memory_order_relaxed));
   } else {
     (ucx.*kPurge)(waiting, argument);
   }
@@ -90,8 +93,9 @@ constexpr size_t kAddWaiting = 24;
 
 bool is_of_failed(void* const* table, const void* busy) {
   const auto is_plain = [&](size_t index) { return table[index] == table[0]; };
-  return table[0] != nullptr && table[kSendCopied] == table[kPutCopied] && !is_plain(kSendCopied) && table[kAddWaiting] == busy && is_plain(2) && is_plain(5) &&
-         is_plain(7) && is_plain(9) && is_plain(21) && is_plain(26);
+  return table[0] != nullptr && table[kSendCopied] == table[kPutCopied] && !is_plain(kSendCopied) &&
+         table[kAddWaiting] == busy && is_plain(2) && is_plain(5) && is_plain(7) && is_plain(9) &&
+         is_plain(21) && is_plain(26);
 }
 
 // Before 1.22 the library holds the table; later a call makes it.
@@ -116,7 +120,8 @@ bool find(Function& function, const char* library, const char* symbol) {
 constexpr unsigned kMajor = 1, kOldestMinor = 19, kNewestMinor = 23;
 
 bool is_known_version() {
-  const auto get = reinterpret_cast<void (*)(unsigned*, unsigned*, unsigned*)>(function_of("libucp", "ucp_get_version"));
+  const auto get = reinterpret_cast<void (*)(unsigned*, unsigned*, unsigned*)>(
+      function_of("libucp", "ucp_get_version"));
   if (get == nullptr) return false;
   unsigned major = 0, minor = 0, release = 0;
   get(&major, &minor, &release);
@@ -129,8 +134,10 @@ const char* install() {
   ucx.release = reinterpret_cast<void (*)(void*)>(function_of("libucs", "ucs_mpool_put"));
   const void* const busy = function_of("libucs", "ucs_empty_function_return_busy");
   constexpr const char* kOther = "UCX lacks a function, or calls none, that is to be replaced";
-  if (ucx.release == nullptr || busy == nullptr || !find(ucx.tcp_send, "libuct", "uct_tcp_ep_am_bcopy") ||
-      !find(ucx.tcp_add_waiting, "libuct", "uct_tcp_ep_pending_add") || !find(ucx.purge_failed, "libucp", "ucp_ep_err_pending_purge") ||
+  if (ucx.release == nullptr || busy == nullptr ||
+      !find(ucx.tcp_send, "libuct", "uct_tcp_ep_am_bcopy") ||
+      !find(ucx.tcp_add_waiting, "libuct", "uct_tcp_ep_pending_add") ||
+      !find(ucx.purge_failed, "libucp", "ucp_ep_err_pending_purge") ||
       !find(ucx.purge_destroyed, "libucp", "ucp_destroyed_ep_pending_purge")) {
     return kOther;
   }
@@ -138,11 +145,16 @@ const char* install() {
   if (failed == nullptr) return kOther;
   ucx.failed_send = reinterpret_cast<Send>(failed[kSendCopied]);
   // The failed connections' table changes last, since a retry recognises UCX by it.
-  const bool all = replace_calls("libuct", "uct_tcp_ep_am_bcopy", reinterpret_cast<void*>(&send_or_drop<&Originals::tcp_send>)) &&
-                   replace_calls("libuct", "uct_tcp_ep_pending_add", reinterpret_cast<void*>(add_waiting)) &&
-                   replace_calls("libucp", "ucp_ep_err_pending_purge", reinterpret_cast<void*>(&purge<&Originals::purge_failed>)) &&
-                   replace_calls("libucp", "ucp_destroyed_ep_pending_purge", reinterpret_cast<void*>(&purge<&Originals::purge_destroyed>)) &&
-                   set_address(failed + kSendCopied, reinterpret_cast<void*>(&send_or_drop<&Originals::failed_send>));
+  const bool all =
+      replace_calls("libuct", "uct_tcp_ep_am_bcopy",
+                    reinterpret_cast<void*>(&send_or_drop<&Originals::tcp_send>)) &&
+      replace_calls("libuct", "uct_tcp_ep_pending_add", reinterpret_cast<void*>(add_waiting)) &&
+      replace_calls("libucp", "ucp_ep_err_pending_purge",
+                    reinterpret_cast<void*>(&purge<&Originals::purge_failed>)) &&
+      replace_calls("libucp", "ucp_destroyed_ep_pending_purge",
+                    reinterpret_cast<void*>(&purge<&Originals::purge_destroyed>)) &&
+      set_address(failed + kSendCopied,
+                  reinterpret_cast<void*>(&send_or_drop<&Originals::failed_send>));
   return all ? nullptr : "the system does not let a table of addresses be changed";
 }
 
@@ -152,10 +164,14 @@ void drop_lost_answers() {
   static auto* const mutex = new std::mutex;
   const lock_guard lock(*mutex);
   // NIXL's plugin may come without UCX, as in a test.
-  if (ucx_lost_answers.state() == Repair::State::holds || !is_loaded("libucp") || !ucx_lost_answers.wanted()) return;
+  if (ucx_lost_answers.state() == Repair::State::holds || !is_loaded("libucp") ||
+      !ucx_lost_answers.wanted())
+    return;
   const char* const problem = install();
-  if (problem == nullptr) ucx_lost_answers.held();
-  else ucx_lost_answers.failed(problem);
+  if (problem == nullptr)
+    ucx_lost_answers.held();
+  else
+    ucx_lost_answers.failed(problem);
 }
 
 }  // namespace kv::nixl

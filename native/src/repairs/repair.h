@@ -53,6 +53,8 @@ inline Repair ucx_lost_answers{"ucx-lost-answers"};
 // NIXL repeats libfabric's calls for ever, see bounded_calls.h.
 inline Repair libfabric_endless_calls{"libfabric-endless-calls"};
 
-inline std::array<Repair*, 3> all_repairs() { return {&ucx_listener, &ucx_lost_answers, &libfabric_endless_calls}; }
+inline std::array<Repair*, 3> all_repairs() {
+  return {&ucx_listener, &ucx_lost_answers, &libfabric_endless_calls};
+}
 
 }  // namespace kv::nixl

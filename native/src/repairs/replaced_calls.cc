@@ -16,7 +16,8 @@ bool is_named(const dl_phdr_info& info, string_view library) {
   string_view file = info.dlpi_name == nullptr ? "" : info.dlpi_name;
   file.remove_prefix(file.find_last_of('/') + 1);
   // Excludes libuct_ib for libuct.
-  return file.starts_with(library) && file.size() > library.size() && (file[library.size()] == '.' || file[library.size()] == '-');
+  return file.starts_with(library) && file.size() > library.size() &&
+         (file[library.size()] == '.' || file[library.size()] == '-');
 }
 
 vector<dl_phdr_info> libraries_named(string_view library) {
@@ -35,23 +36,31 @@ vector<dl_phdr_info> libraries_named(string_view library) {
 
 // Parts of the dynamic section that name called functions.
 struct Calls {
-  const ElfW(Sym)* symbols = nullptr;
+  const ElfW(Sym) * symbols = nullptr;
   const char* names = nullptr;
-  const ElfW(Rela)* relocations[2] = {};
+  const ElfW(Rela) * relocations[2] = {};
   size_t bytes[2] = {};
 };
 
-Calls calls_of(const dl_phdr_info& info, const ElfW(Dyn)* entry) {
+Calls calls_of(const dl_phdr_info& info, const ElfW(Dyn) * entry) {
   // The C library has made these addresses, except in a read-only section.
-  const auto at = [&](ElfW(Addr) value) { return value < info.dlpi_addr ? value + info.dlpi_addr : value; };
+  const auto at = [&](ElfW(Addr) value) {
+    return value < info.dlpi_addr ? value + info.dlpi_addr : value;
+  };
   Calls calls;
   for (; entry->d_tag != DT_NULL; ++entry) {
     switch (entry->d_tag) {
-      case DT_SYMTAB: calls.symbols = reinterpret_cast<const ElfW(Sym)*>(at(entry->d_un.d_ptr)); break;
+      case DT_SYMTAB:
+        calls.symbols = reinterpret_cast<const ElfW(Sym)*>(at(entry->d_un.d_ptr));
+        break;
       case DT_STRTAB: calls.names = reinterpret_cast<const char*>(at(entry->d_un.d_ptr)); break;
-      case DT_JMPREL: calls.relocations[0] = reinterpret_cast<const ElfW(Rela)*>(at(entry->d_un.d_ptr)); break;
+      case DT_JMPREL:
+        calls.relocations[0] = reinterpret_cast<const ElfW(Rela)*>(at(entry->d_un.d_ptr));
+        break;
       case DT_PLTRELSZ: calls.bytes[0] = entry->d_un.d_val; break;
-      case DT_RELA: calls.relocations[1] = reinterpret_cast<const ElfW(Rela)*>(at(entry->d_un.d_ptr)); break;
+      case DT_RELA:
+        calls.relocations[1] = reinterpret_cast<const ElfW(Rela)*>(at(entry->d_un.d_ptr));
+        break;
       case DT_RELASZ: calls.bytes[1] = entry->d_un.d_val; break;
       default: break;
     }
@@ -59,12 +68,14 @@ Calls calls_of(const dl_phdr_info& info, const ElfW(Dyn)* entry) {
   return calls;
 }
 
-void add_slots(const dl_phdr_info& info, const Calls& calls, string_view symbol, vector<void**>& found) {
+void add_slots(const dl_phdr_info& info, const Calls& calls, string_view symbol,
+               vector<void**>& found) {
   if (calls.symbols == nullptr || calls.names == nullptr) return;
   for (size_t table = 0; table < 2; ++table) {
-    const size_t count = calls.relocations[table] == nullptr ? 0 : calls.bytes[table] / sizeof(ElfW(Rela));
+    const size_t count =
+        calls.relocations[table] == nullptr ? 0 : calls.bytes[table] / sizeof(ElfW(Rela));
     for (size_t at = 0; at < count; ++at) {
-      const ElfW(Rela)& relocation = calls.relocations[table][at];
+      const ElfW(Rela) & relocation = calls.relocations[table][at];
       const auto number = ELF64_R_SYM(relocation.r_info);
       if (number == 0 || calls.names + calls.symbols[number].st_name != symbol) continue;
       found.push_back(reinterpret_cast<void**>(info.dlpi_addr + relocation.r_offset));
@@ -88,9 +99,11 @@ vector<void**> addresses_in(string_view library, string_view symbol) {
   vector<void**> found;
   for (const dl_phdr_info& info : libraries_named(library)) {
     for (int index = 0; index < info.dlpi_phnum; ++index) {
-      const ElfW(Phdr)& header = info.dlpi_phdr[index];
+      const ElfW(Phdr) & header = info.dlpi_phdr[index];
       if (header.p_type != PT_DYNAMIC) continue;
-      add_slots(info, calls_of(info, reinterpret_cast<const ElfW(Dyn)*>(info.dlpi_addr + header.p_vaddr)), symbol, found);
+      add_slots(info,
+                calls_of(info, reinterpret_cast<const ElfW(Dyn)*>(info.dlpi_addr + header.p_vaddr)),
+                symbol, found);
     }
   }
   return found;
@@ -99,7 +112,9 @@ vector<void**> addresses_in(string_view library, string_view symbol) {
 bool replace_calls(string_view library, string_view symbol, void* replacement) {
   const auto slots = addresses_in(library, symbol);
   // Tries all, even after one that cannot be changed.
-  return !slots.empty() && std::ranges::count_if(slots, [&](void** slot) { return !set_address(slot, replacement); }) == 0;
+  return !slots.empty() && std::ranges::count_if(slots, [&](void** slot) {
+                             return !set_address(slot, replacement);
+                           }) == 0;
 }
 
 bool is_loaded(string_view library) { return !libraries_named(library).empty(); }

@@ -8,8 +8,9 @@ namespace kv::nixl {
 
 string Moves::describe() const {
   const bool reads = operation == Operation::read;
-  return string(reads ? "READ" : "WRITE") + " of " + to_string(selection.count()) + " descriptors (" +
-         to_string(selection.bytes()) + " bytes) " + (reads ? "from" : "to") + " agent \"" + peer() + "\"";
+  return string(reads ? "READ" : "WRITE") + " of " + to_string(selection.count()) +
+         " descriptors (" + to_string(selection.bytes()) + " bytes) " + (reads ? "from" : "to") +
+         " agent \"" + peer() + "\"";
 }
 
 void PreparedTransfer::make(NixlAgent& agent) {
@@ -17,14 +18,16 @@ void PreparedTransfer::make(NixlAgent& agent) {
   Slicer slicer(moves->selection, *moves->local, *moves->remote);
   agent.start_slicing(slicer, *moves);
   while (!slicer.done()) {
-    Slice& slice = agent.requests().scratch_slice();
+    Slice& slice = agent.requests.scratch_slice();
     slicer.next(slice);
     Status status = kSuccess;
     requests_.push_back(nullptr);
-    requests_.back() = agent.requests().make(*moves, slice, status);
+    requests_.back() = agent.requests.make(*moves, slice, status);
     if (requests_.back() == nullptr) {
       release(agent);
-      throw Failure("KV_TRANSFER_FAILED", string("NIXL refused to make a request of the prepared transfer: ") + nixl::describe(status));
+      throw Failure("KV_TRANSFER_FAILED",
+                    string("NIXL refused to make a request of the prepared transfer: ") +
+                        nixl::describe(status));
     }
     merged_ += slice.merged;
   }
@@ -32,14 +35,18 @@ void PreparedTransfer::make(NixlAgent& agent) {
   handed_out_.reserve(requests_.size());
 }
 
-bool PreparedTransfer::complete() const { return !requests_.empty() && std::ranges::count(requests_, nullptr) == 0; }
+bool PreparedTransfer::complete() const {
+  return !requests_.empty() && std::ranges::count(requests_, nullptr) == 0;
+}
 
 string PreparedTransfer::backend(NixlAgent& agent) const {
   if (users > 0 || !complete() || moves->remote->dropped) {
-    throw Failure("KV_TRANSFER_INVALID", "the backend of a prepared transfer is not known while it is under way, or after it failed",
-                  "ask before the first post");
+    throw Failure(
+        "KV_TRANSFER_INVALID",
+        "the backend of a prepared transfer is not known while it is under way, or after it failed",
+        "ask before the first post");
   }
-  return agent.backends().of_request(requests_.front());
+  return agent.backends.of_request(requests_.front());
 }
 
 Request PreparedTransfer::take(size_t slice) {
@@ -58,7 +65,8 @@ bool PreparedTransfer::give_back(Request request) {
 void PreparedTransfer::release(NixlAgent& agent) {
   for (const Request request : std::exchange(requests_, {})) {
     // Nothing is under way, so NIXL releases it at once.
-    if (request != nullptr && capi::release_xfer_req(agent.handle(), request) == kSuccess) capi::destroy_xfer_req(request);
+    if (request != nullptr && capi::release_xfer_req(agent.handle(), request) == kSuccess)
+      capi::destroy_xfer_req(request);
   }
   handed_out_.clear();
   merged_ = 0;

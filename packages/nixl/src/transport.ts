@@ -19,7 +19,7 @@ import { CLOSE_TIMEOUT_MS, type NixlAgent, startNixlAgent } from "./agent/agent.
 import type { AgentCore } from "./agent/agent-core.js";
 import { explainBackendError, explainRefusedPeer } from "./backends/backend-errors.js";
 import { notifies, reportsPeerDeath } from "./backends/backend-traits.js";
-import { PreloadFinder } from "./backends/preload.js";
+import { PreloadFinder } from "./backends/plugins.js";
 import { rdmaDevices, warnOfUcxOnEfa } from "./backends/rdma-devices.js";
 import {
   type SelectedBackends,

@@ -87,7 +87,7 @@ export const SETTLED = 0;
 export const DONE = 1;
 /** NIXL has released a transfer that did not succeed. */
 export const RELEASED = 2;
-/** A notification with the payload `value`; its sender calls itself `from`. */
+/** Notifications wait for `takeNotifications`. Sent for the first of them. */
 export const NOTIFICATION = 3;
 
 /**
@@ -216,6 +216,11 @@ export interface NativeAgent {
   /** Waits for transfers at most `timeoutMs`. */
   close(callId: number, timeoutMs: number): void;
   takeEvents(): [events: NativeEvent[], more: boolean];
+  /**
+   * The next notifications: the sender calls itself `from`, and the payload is `value`. With `more`,
+   * others wait, of which no event tells.
+   */
+  takeNotifications(): [notifications: NativeEvent[], more: boolean];
   counters(): NativeCounters;
   /** Whether the agent keeps the process alive. */
   keepAlive(alive: boolean): void;

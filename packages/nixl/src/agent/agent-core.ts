@@ -1,4 +1,4 @@
-import { type Ambient, KvError, type Log, type Timer } from "@kv/interface";
+import { type Ambient, KvError, type Timer } from "@kv/interface";
 import {
   BROKEN,
   DONE,
@@ -8,14 +8,17 @@ import {
   type NativeAgentOptions,
   type NativeEvent,
   NOTIFICATION,
+  REFUSED,
   RELEASED,
   SETTLED,
+  UNREPAIRED,
 } from "../addon/native.js";
 import { callNative, fromNative } from "../addon/native-errors.js";
+import { REPAIRS } from "../addon/repairs.js";
 import { RefCount } from "../ref-count.js";
 import { timerMs } from "../validate.js";
 import { AgentCalls } from "./agent-calls.js";
-import { DroppedNotifications, reportOfProcess, reportStuck } from "./agent-reports.js";
+import { DroppedNotifications } from "./agent-reports.js";
 import { NotificationQueue } from "./notification-queue.js";
 import { PreparedLists } from "./prepared-lists.js";
 import { Registrations } from "./registrations.js";
@@ -61,10 +64,7 @@ export class AgentCore {
     this.registrations = new Registrations(this.native, this.calls);
     this.lists = new PreparedLists(this.native, this.calls);
     this.#dropped = new DroppedNotifications(name, ambient);
-    this.notifications = new NotificationQueue({
-      keepAlive,
-      onDrop: (from) => this.#dropped.add(from),
-    });
+    this.notifications = new NotificationQueue(this.native, keepAlive);
     const { native, calls, lists } = this;
     this.transfers = new Transfers({ native, calls, lists, keepAlive, clock: ambient.clock });
     this.started = this.calls.answerTo<void>(startId).catch((error: unknown) => {
@@ -85,23 +85,23 @@ export class AgentCore {
       if (kind === DONE) this.transfers.onDone(callId, failure, value);
       else if (kind === SETTLED) this.calls.settle(callId, failure, value);
       else if (kind === RELEASED) this.transfers.onReleased(callId);
-      else if (kind === NOTIFICATION)
-        this.notifications.push({ from: from ?? "", payload: value as Uint8Array });
+      else if (kind === NOTIFICATION) this.notifications.onArrival();
       else if (kind === DROPPED) this.#dropped.add(from, value as number);
       else if (kind === BROKEN) this.#onBroken(String(value));
-      else reportOfProcess(this.#options.ambient, kind, value, from);
+      else if (kind === REFUSED) this.#onRefused(value as number);
+      else if (kind === UNREPAIRED) this.#onUnrepaired(from ?? "", value);
     }
   };
 
   async #close(timeoutMs: number): Promise<void> {
-    const { clock, log } = this.#options.ambient;
+    const { clock } = this.#options.ambient;
     const nativeMs = Math.min(timeoutMs, Number.MAX_SAFE_INTEGER);
     const closed = this.calls.make<void>((callId) => this.native.close(callId, nativeMs));
     const stuckMs = timerMs(timeoutMs, "KV_AGENT_INVALID", STUCK_MS);
     let timer: Timer | undefined;
     const stuck = new Promise<void>((resolve) => {
       if (stuckMs !== undefined) timer = clock.setTimer(resolve, stuckMs);
-    }).then(() => this.#giveUp(log, stuckMs ?? 0));
+    }).then(() => this.#giveUp(stuckMs ?? 0));
     try {
       await Promise.race([closed, stuck]);
     } finally {
@@ -130,9 +130,33 @@ export class AgentCore {
   }
 
   /** Only NIXL could end a call that does not return, so its thread is given up. */
-  #giveUp(log: Log, afterMs: number): void {
+  #giveUp(afterMs: number): void {
     const message = `the agent ${this.name} was closed while a call of NIXL did not return`;
     this.transfers.rejectAll(new KvError("KV_AGENT_CLOSED", message));
-    reportStuck({ log }, this.name, afterMs);
+    this.#options.ambient.log.error("nixl-agent-stuck", {
+      agent: this.name,
+      why: `its thread is in a call of NIXL and did not end ${afterMs} ms after close`,
+      hint: "its memory stays allocated, and `released` of its transfers does not resolve; NIXL's log on stderr may say more",
+    });
+  }
+
+  /** The process refused connections of peers, also of other agents. */
+  #onRefused(count: number): void {
+    const { log, metrics } = this.#options.ambient;
+    metrics.count("kv_nixl_connections_refused", count);
+    log.error("nixl-connections-refused", {
+      count,
+      why: "this process has no file descriptor left for a connection of a peer, which has to try again",
+      hint: "raise the limit: ulimit -n, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container",
+    });
+  }
+
+  #onUnrepaired(repair: string, why: unknown): void {
+    this.#options.ambient.log.warn("nixl-repair-failed", {
+      repair,
+      why,
+      effect: REPAIRS[repair]?.without,
+      hint: "use the NIXL of `kv-nixl install`, in 0.10.1 to 1.5.1; `kv-nixl doctor` lists the repairs",
+    });
   }
 }

@@ -1,6 +1,4 @@
 import type { Ambient, Timer } from "@kv/interface";
-import { REFUSED, UNREPAIRED } from "../addon/native.js";
-import { REPAIRS } from "../addon/repairs.js";
 
 const REPORT_INTERVAL_MS = 10_000;
 const MAX_NAMED = 16;
@@ -57,40 +55,4 @@ export class DroppedNotifications {
     this.#bySender.clear();
     this.#others = 0;
   }
-}
-
-/** Logs refused connections of peers, or the failed repair `from`. */
-export function reportOfProcess(
-  { log, metrics }: Pick<Ambient, "log" | "metrics">,
-  kind: number,
-  value: unknown,
-  from: string | undefined,
-): void {
-  if (kind === REFUSED) {
-    const count = value as number;
-    metrics.count("kv_nixl_connections_refused", count);
-    log.error("nixl-connections-refused", {
-      count,
-      why: "this process has no file descriptor left for a connection of a peer, which has to try again",
-      hint: "raise the limit: ulimit -n, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container",
-    });
-  } else if (kind === UNREPAIRED)
-    log.warn("nixl-repair-failed", {
-      repair: from,
-      why: value,
-      effect: REPAIRS[from ?? ""]?.without,
-      hint: "use the NIXL of `kv-nixl install`, in 0.10.1 to 1.5.1; `kv-nixl doctor` lists the repairs",
-    });
-}
-
-/**
- * Logs that an agent's thread did not return from NIXL `afterMs` after `close` and is given up with
- * all that NIXL holds.
- */
-export function reportStuck({ log }: Pick<Ambient, "log">, agent: string, afterMs: number): void {
-  log.error("nixl-agent-stuck", {
-    agent,
-    why: `its thread is in a call of NIXL and did not end ${afterMs} ms after close`,
-    hint: "its memory stays allocated, and `released` of its transfers does not resolve; NIXL's log on stderr may say more",
-  });
 }

@@ -1,8 +1,9 @@
 import type { BackendSpec } from "@kv/interface";
 import type { NativeBackends } from "../addon/native.js";
 import type { Environment } from "../environment.js";
+import TRAITS from "./backend-traits.json" with { type: "json" };
 
-/** Traits of a NIXL backend. One without a row below gets the traits of `UNKNOWN`. */
+/** Traits of a NIXL backend. */
 export interface BackendTraits {
   /** Transfers fail when their peer dies; otherwise only deadlines detect it. */
   readonly reportsPeerDeath: boolean;
@@ -47,60 +48,17 @@ export function variablesSet(environment: Environment, names: readonly string[])
     .sort();
 }
 
-const STORAGE: BackendTraits = {
-  reportsPeerDeath: true,
-  watchPeers: false,
-  probeWrites: false,
-  notifies: false,
-  briefCalls: true,
-  files: false,
-  objects: false,
-  devices: false,
-  ignores: [],
-  restrictedBy: [],
-};
-
-/** Cautious: it may not report that a peer died, and its calls may wait for a peer. */
-const UNKNOWN: BackendTraits = {
-  ...STORAGE,
-  reportsPeerDeath: false,
-  notifies: true,
-  briefCalls: false,
-};
-
-const BACKENDS: Readonly<Record<string, BackendTraits>> = {
-  UCX: {
-    ...UNKNOWN,
-    reportsPeerDeath: true,
-    briefCalls: true,
-    devices: true,
-    ignores: ["FI_PROVIDER", "FI_PROVIDER_PATH", "FI_EFA_*"],
-    restrictedBy: ["UCX_TLS", "UCX_NET_DEVICES", "UCX_MEMTYPE_*"],
-  },
-  // Measured with NIXL 1.5.0, libfabric 2.4 and its tcp provider: a post or a notification to a
-  // killed peer does not return, and a WRITE is done before its last bytes arrive.
-  LIBFABRIC: {
-    ...UNKNOWN,
-    reportsPeerDeath: true,
-    watchPeers: true,
-    probeWrites: true,
-    devices: true,
-    ignores: ["UCX_TLS", "UCX_NET_DEVICES", "UCX_MEMTYPE_*"],
-    restrictedBy: ["FI_PROVIDER", "FI_EFA_*"],
-  },
-  POSIX: { ...STORAGE, files: true },
-  GDS: { ...STORAGE, files: true, devices: true },
-  GDS_MT: { ...STORAGE, files: true, devices: true },
-  GUSLI: STORAGE,
-  OBJ: { ...STORAGE, objects: true },
-  AZURE_BLOB: { ...STORAGE, objects: true },
-  INFINIA: STORAGE,
-};
+/**
+ * By name. `unknown` is cautious: it may not report that a peer died, and its calls may wait for a
+ * peer. LIBFABRIC is measured with NIXL 1.5.0, libfabric 2.4 and its tcp provider: a post or a
+ * notification to a killed peer does not return, and a WRITE is done before its last bytes arrive.
+ */
+const BACKENDS: ReadonlyMap<string, BackendTraits> = new Map(Object.entries(TRAITS));
 
 export const DEFAULT_BACKEND = "UCX";
 
 export function backendTraits(name: string): BackendTraits {
-  return Object.hasOwn(BACKENDS, name) ? (BACKENDS[name] ?? UNKNOWN) : UNKNOWN;
+  return BACKENDS.get(name) ?? TRAITS.unknown;
 }
 
 export function reportsPeerDeath(backends: readonly BackendSpec[]): boolean {

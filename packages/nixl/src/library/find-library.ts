@@ -134,14 +134,7 @@ async function installedIn(cache: string): Promise<string[]> {
   if (names.length === 0) return [join(cache, `nixl-cu12-*`, LIBRARY_FILE)];
   return names
     .sort((a, b) => rank(a) - rank(b))
-    .flatMap((name) =>
-      below(
-        join(cache, name),
-        WHEEL_FOLDERS.filter(
-          (folder) => folder.includes(name.slice(5, 9)) && folder.startsWith("."),
-        ),
-      ),
-    );
+    .map((name) => join(cache, name, `.nixl_${name.slice(5, 9)}.mesonpy.libs`, LIBRARY_FILE));
 }
 
 async function pipFolders(

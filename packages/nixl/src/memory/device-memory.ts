@@ -3,7 +3,7 @@ import type { NativeAddon } from "../addon/native.js";
 import { callNative } from "../addon/native-errors.js";
 import { formatValue, requireOptions } from "../validate.js";
 import { copiesOf } from "./host-memory.js";
-import { registrableMemory } from "./registrable-memory.js";
+import { addressOf, registrableMemory } from "./registrable-memory.js";
 
 /** Where memory of a device lies. */
 export interface DeviceMemoryOptions {
@@ -43,14 +43,7 @@ export function deviceMemory(options: DeviceMemoryOptions): Memory & Disposable 
     "copies",
   ]);
   const { lengthBytes, deviceId, check = "cuda" } = options;
-  const address = exactAddress(options.address);
-  if (address === 0) throw invalid("address is 0, a null pointer");
-  if (!Number.isSafeInteger(lengthBytes) || lengthBytes <= 0) {
-    throw invalid(`lengthBytes is ${formatValue(lengthBytes)}, not a positive integer`);
-  }
-  if (!Number.isSafeInteger(address + lengthBytes)) {
-    throw invalid(`${lengthBytes} bytes at address ${address} end beyond 2^53`);
-  }
+  const address = addressOf(options, invalid);
   if (!Number.isSafeInteger(deviceId) || deviceId < 0) {
     throw invalid(`deviceId is ${formatValue(deviceId)}, not an integer from 0 on`);
   }
@@ -66,14 +59,6 @@ export function deviceMemory(options: DeviceMemoryOptions): Memory & Disposable 
     checkWithCuda: check === "cuda",
     copies: options.copies,
   });
-}
-
-function exactAddress(value: bigint | number): number {
-  const number = typeof value === "bigint" ? Number(value) : value;
-  if (!Number.isSafeInteger(number) || number < 0) {
-    throw invalid(`address is ${formatValue(value)}, not an integer from 0 to 2^53 - 1`);
-  }
-  return number;
 }
 
 /** CUDA's ordinals have 32 bits. */

@@ -2,7 +2,7 @@ import { KvError, type Memory } from "@kv/interface";
 import { loadAddon } from "../addon/load-addon.js";
 import { callNative } from "../addon/native-errors.js";
 import { formatValue, requireOptions } from "../validate.js";
-import { registrableMemory } from "./registrable-memory.js";
+import { addressOf, registrableMemory } from "./registrable-memory.js";
 
 /** Host memory of the caller; see `hostMemory`. */
 export interface HostMemoryDescription {
@@ -30,27 +30,15 @@ export function hostMemory(description: HostMemoryDescription): Memory & Disposa
     "lengthBytes",
     "owner",
   ]);
-  const { address, lengthBytes, owner } = description;
-  const first = typeof address === "bigint" ? Number(address) : address;
-  if (!Number.isSafeInteger(first) || first <= 0) {
-    throw invalid(`address is ${formatValue(address)}, not an integer from 1 to 2^53 - 1`);
-  }
-  if (
-    !Number.isSafeInteger(lengthBytes) ||
-    lengthBytes <= 0 ||
-    !Number.isSafeInteger(first + lengthBytes)
-  ) {
-    throw invalid(
-      `lengthBytes is ${formatValue(lengthBytes)}, not a positive integer that ends below 2^53`,
-    );
-  }
+  const { lengthBytes, owner } = description;
+  const address = addressOf(description, invalid);
   if ((typeof owner !== "object" && typeof owner !== "function") || owner === null) {
     throw invalid(`owner is ${formatValue(owner)}, not the object that keeps the memory allocated`);
   }
-  const subject = `host memory of ${lengthBytes} bytes at ${first}`;
+  const subject = `host memory of ${lengthBytes} bytes at ${address}`;
   return registrableMemory({
     memoryType: "DRAM",
-    address: first,
+    address,
     lengthBytes,
     deviceId: 0,
     subject,

@@ -117,3 +117,23 @@ function requirePart(offsetBytes: number, lengthBytes: number, memoryBytes: numb
     `a view of ${formatValue(lengthBytes)} bytes from ${formatValue(offsetBytes)} on does not lie in a memory of ${memoryBytes} bytes`,
   );
 }
+
+/** The address of a caller's range. Throws `invalid` unless the whole range lies below 2^53. */
+export function addressOf(
+  range: { readonly address: bigint | number; readonly lengthBytes: number },
+  invalid: (why: string) => KvError,
+): number {
+  const { lengthBytes } = range;
+  const address = typeof range.address === "bigint" ? Number(range.address) : range.address;
+  if (address === 0) throw invalid("address is 0, a null pointer");
+  if (!Number.isSafeInteger(address) || address < 0) {
+    throw invalid(`address is ${formatValue(range.address)}, not an integer from 1 to 2^53 - 1`);
+  }
+  if (!Number.isSafeInteger(lengthBytes) || lengthBytes <= 0) {
+    throw invalid(`lengthBytes is ${formatValue(lengthBytes)}, not a positive integer`);
+  }
+  if (!Number.isSafeInteger(address + lengthBytes)) {
+    throw invalid(`${lengthBytes} bytes at address ${address} end beyond 2^53`);
+  }
+  return address;
+}

@@ -1,5 +1,5 @@
 import { setImmediate as turn } from "node:timers/promises";
-import { type LogFields, silentLog } from "@kv/interface";
+import { type LogFields, noMetrics, silentLog } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { FAKE_NIXL, fakeMissing } from "@kv/testing/nixl/fake-nixl";
 import { describe, expect, test } from "vitest";
@@ -56,5 +56,37 @@ describe.skipIf(fakeMissing)(`a peer that floods (${fakeMissing ?? "fake found"}
           otherSenders: 0,
         }),
       );
+  });
+
+  test("without a reader: all senders together have a limit, each a quarter of it, in notifications and in bytes", async () => {
+    const dropped = new Map<string, number>();
+    const warn = (_event: string, { senders = {} }: LogFields = {}) => {
+      for (const [name, count] of Object.entries(senders as Record<string, number>))
+        dropped.set(name, (dropped.get(name) ?? 0) + count);
+    };
+    let lost = 0;
+    const count = (name: string, value = 1) => {
+      if (name === "kv_nixl_notifications_dropped") lost += value;
+    };
+    await using transport = nixlTransport({
+      library: FAKE_NIXL,
+      log: { ...silentLog, warn },
+      metrics: { ...noMetrics, count },
+    });
+    const [full, few] = [await transport.createAgent(), await transport.createAgent()];
+    const names = ["a", "b", "c", "d", "e"];
+    for (const name of names) {
+      const sender = await transport.createAgent({ name });
+      await sender.addRemote(await full.localMetadata());
+      const length = name === "e" ? 2 : KEPT + 1;
+      await Promise.all(Array.from({ length }, () => sender.notify(full.name, new Uint8Array(1))));
+    }
+    const long = await transport.createAgent({ name: "long" });
+    await long.addRemote(await few.localMetadata());
+    for (let at = 0; at < 3; at++) await long.notify(few.name, new Uint8Array(8 << 20));
+    await expect.poll(() => lost, { timeout: 10_000 }).toBe(7);
+    await few.close();
+    await full.close();
+    expect(Object.fromEntries(dropped)).toEqual({ a: 1, b: 1, c: 1, d: 1, e: 2, long: 1 });
   });
 });

@@ -3,6 +3,7 @@ import { DEFAULT_SOURCE, selectBackends } from "../../backends/select-backends.j
 import { type Environment, warnOfUnusedLibraryVariables } from "../../environment.js";
 import type { Check } from "../../reports.js";
 import { finding } from "./finding.js";
+import VARIABLES from "./variables.json" with { type: "json" };
 
 /** What the doctor's caller requests comes before the environment. */
 export interface DoctorRequest {
@@ -60,45 +61,9 @@ export function requestedBackends(
   }
 }
 
-const EFFECTS: Readonly<Record<string, string>> = {
-  KV_NIXL_LIBRARY: "the library that is loaded; no other place is tried",
-  NIXL_PREFIX: "the installation of NIXL that is used; no other place is tried",
-  NIXL_PLUGIN_DIR: "where NIXL looks for its plugins, instead of beside the library",
-  NIXL_BACKEND: "selects the backend, unless the program names one",
-  VLLM_NIXL_BACKEND: "selects the backend, unless NIXL_BACKEND or the program does",
-  NIXL_LOG_LEVEL: "how much NIXL logs",
-  NIXL_TELEMETRY_ENABLE: "NIXL writes its own telemetry",
-  NIXL_TELEMETRY_DIR: "where NIXL's own telemetry goes",
-  NIXL_LIBFABRIC_MAX_BW_PER_DRAM_SEG:
-    "bandwidth in Gbit/s that LIBFABRIC assigns to a registration of DRAM",
-  UCX_TLS: "transports that UCX may use; one of them must reach the peer",
-  UCX_NET_DEVICES: "network devices that UCX may use",
-  UCX_MODULES: "modules that UCX loads; ^ib excludes InfiniBand",
-  UCX_MEM_EVENTS:
-    "UCX's hooks on memory; y can crash a process with other threads (README, Variables)",
-  UCX_MEMTYPE_CACHE: "UCX caches which memory belongs to a GPU",
-  UCX_MEMTYPE_REG_WHOLE: "UCX registers whole GPU allocations",
-  UCX_CMA_TX_QUOTA: "pieces that UCX copies per turn of its progress on one host",
-  UCX_CUDA_IPC_ENABLE_GET_ZCOPY:
-    "UCX reads GPU memory of other processes by CUDA IPC, also without NVLinks",
-  UCX_RCACHE_MAX_UNRELEASED: "limit of UCX's registration cache",
-  UCX_LOG_LEVEL: "how much UCX logs",
-  UCX_LOG_FILE: "where UCX logs; stdout mixes with the program's output",
-  UCX_PROTO_INFO: "UCX prints the protocols that it selects",
-  FI_PROVIDER: "the provider that libfabric may use",
-  FI_PROVIDER_PATH: "where libfabric looks for providers",
-  FI_LOG_LEVEL: "how much libfabric logs",
-  FI_EFA_USE_DEVICE_RDMA: "EFA reads and writes the peer's memory by RDMA",
-  LD_LIBRARY_PATH: "where the loader looks for the libraries that plugins need",
-  VLLM_NIXL_SIDE_CHANNEL_HOST: "the host that peers use for handshakes",
-  VLLM_NIXL_SIDE_CHANNEL_PORT: "the port for handshakes",
-  VLLM_NIXL_ABORT_REQUEST_TIMEOUT: "the lease of a request whose reader sends no heartbeats",
-};
-const FAMILIES: readonly [prefix: string, effect: string][] = [
-  ["UCX_", "read by UCX, which warns about names that it does not know"],
-  ["NIXL_", "read by NIXL"],
-  ["FI_", "read by libfabric"],
-];
+const EFFECTS: Readonly<Record<string, string>> = VARIABLES.effects;
+/** Effects of other variables, by the beginnings of their names. */
+const FAMILIES = Object.entries(VARIABLES.families);
 const NOT_NIXL = /^NCCL_/;
 const LOCAL_HOSTS = ["localhost", "127.0.0.1", "::1"];
 const NOT_REACHED = "peers on other hosts would look for this engine on their own host";

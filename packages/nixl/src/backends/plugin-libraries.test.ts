@@ -4,7 +4,7 @@ import { scratchFolder } from "@kv/testing/scratch-folder";
 import { beforeAll, beforeEach, describe, expect, test, vi } from "vitest";
 import { compile } from "../../test/support/compile.js";
 import { libraryPackage } from "../library/library-package.js";
-import { PreloadFinder } from "./preload.js";
+import { PreloadFinder } from "./plugins.js";
 
 vi.mock("../library/library-package.js");
 const LIBRARY = "libkv_dependency.so.1";
