@@ -3,8 +3,8 @@ export {
   type CanonicalPage,
   type CanonicalRun,
   canonicalPage,
+  proveCanonical,
 } from "./canonical/canonical-page.js";
-export { proveCanonical } from "./canonical/prove-canonical.js";
 export {
   type CompatibilityOptions,
   checkCompatibility,
@@ -37,7 +37,7 @@ export type {
   PieceContext,
   PiecePlace,
   SourcePosition,
-} from "./kinds/cache-kind.js";
+} from "./kinds/registry.js";
 export { cacheKind, joinsGroups, registerCacheKind } from "./kinds/registry.js";
 export {
   applyReceivePass,

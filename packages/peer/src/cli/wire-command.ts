@@ -1,8 +1,7 @@
 import { print, printJson } from "@kv/program";
 import type { Command } from "commander";
-import { compareWire } from "../wire/compare-wire.js";
+import { compareWire, wireText } from "../wire/compare-wire.js";
 import { readWire } from "../wire/read-wire.js";
-import { wireText } from "../wire/wire-text.js";
 import { addPeerCommand } from "./options.js";
 
 export function addWire(program: Command): void {
