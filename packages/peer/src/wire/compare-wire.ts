@@ -6,6 +6,7 @@ import {
   vllmRequests,
   vllmWire,
 } from "@kv/protocol";
+import consequences from "./consequences.json" with { type: "json" };
 import type { WireReading } from "./read-wire.js";
 import CHECKS from "./vllm-checks.json" with { type: "json" };
 
@@ -198,33 +199,7 @@ function describe({ name, change, before, after }: WireDifference): string {
   return `${shortened(name)} is ${shortened(after ?? "")}, was ${shortened(before ?? "")}`;
 }
 
-const CONSEQUENCES: Readonly<Record<string, string>> = {
-  connector:
-    "its compatibility hash equals that of no other version: P and D must run this version together",
-  handshake: "peers of other versions may not understand its handshake",
-  "handshake payload": "peers of other versions refuse its handshake",
-  "cache layouts": "a peer that does not know the name of the layout refuses the handshake",
-  "hash function": "the same factors have another hash: peers of other versions refuse each other",
-  "compatibility hash":
-    "the hash cannot be computed or searched from the factors of other versions",
-  notifications: "P may not extend the leases of other versions' requests",
-  "pull notifications":
-    "P may count readers otherwise: blocks stay until the lease ends, or are freed too early",
-  "push notifications":
-    "D may not see that its blocks were written, or P may not see the registration",
-  "push registration": "P and D of different versions may not match their requests",
-  "pull answer": "D gets other keys of kv_transfer_params from P",
-  "push answer": "D gets other keys of kv_transfer_params from P",
-  "parameters read": "a proxy or a P may have to send it",
-  "parameters written": "the engine itself changes kv_transfer_params",
-  check:
-    "this version may refuse a pair or stop a request that others serve: compare it with the table of refusals (@kv/plan/vllm)",
-  "engine request": "the engine gets something else with a request: look for who may set it",
-  "extra arguments read":
-    "a client may set it in vllm_xargs: look for what the engine does with it",
-  "extra arguments written":
-    "something else of a request reaches the engine's connector: clients must not set it",
-};
+const CONSEQUENCES: Readonly<Record<string, string>> = consequences;
 
 function consequence({ section, change, before, after }: WireDifference): string {
   if (change === "missing") return "the code was moved or rewritten: compare the sources by hand";
