@@ -37,7 +37,7 @@ export type {
   PieceContext,
   PiecePlace,
   SourcePosition,
-} from "./kinds/registry.js";
+} from "./kinds/cache-kind.js";
 export { cacheKind, joinsGroups, registerCacheKind } from "./kinds/registry.js";
 export {
   applyReceivePass,

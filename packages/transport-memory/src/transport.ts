@@ -12,7 +12,8 @@ import {
 import { type MemoryAgent, memoryAgent } from "./agent/agent.js";
 import { AGENT_NAME } from "./agent/metadata.js";
 import { allocateMemory, type MemoryRecord } from "./memory/memory.js";
-import { fabricOf, type MemoryHost, type MemoryNetwork, memoryNetwork } from "./network/network.js";
+import type { MemoryHost } from "./network/host.js";
+import { fabricOf, type MemoryNetwork, memoryNetwork } from "./network/network.js";
 
 /** Options of `memoryTransport`. */
 export interface MemoryTransportOptions extends AmbientOptions {

@@ -81,7 +81,7 @@ export function canonicalPage(layer: CanonicalLayer, rank: number): CanonicalPag
  * Heads of a rank, and the place of each of its tokens in the canonical page.
  * @throws `KV_PLAN_UNSUPPORTED`.
  */
-export function canonicalShare(layer: CanonicalLayer, rank: number) {
+function canonicalShare(layer: CanonicalLayer, rank: number) {
   const { form, numKvHeads, blockSize, tpSize, dcpSize = 1, pcpSize = 1, interleave = 1 } = layer;
   const cpSize = dcpSize * pcpSize;
   const shards = form === "latent" ? 1 : Math.min(tpSize, numKvHeads);

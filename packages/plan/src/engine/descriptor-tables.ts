@@ -1,6 +1,6 @@
 import type { DescriptorTable } from "@kv/interface";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
-import type { PiecePlace } from "../kinds/registry.js";
+import type { PiecePlace } from "../kinds/cache-kind.js";
 
 /** Part `p` of a segment's block `b` is descriptor `offset + b * blockStep + p * partStep`. */
 export interface RegionIndexing {

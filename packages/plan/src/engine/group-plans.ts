@@ -1,6 +1,6 @@
 import type { KvCacheKind } from "@kv/interface";
 import { unsupported } from "../errors.js";
-import type { GroupExtent } from "../kinds/registry.js";
+import type { GroupExtent } from "../kinds/cache-kind.js";
 import {
   type BlockParts,
   type Cuts,

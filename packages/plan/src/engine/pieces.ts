@@ -1,7 +1,7 @@
 import type { TpMapping } from "@kv/topology";
 import { type BlockOrder, orderOfBlock } from "../geometry/block-format.js";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
-import type { Piece, SourcePosition } from "../kinds/registry.js";
+import type { Piece, SourcePosition } from "../kinds/cache-kind.js";
 import {
   attentionGroups,
   groupsOfRegion,

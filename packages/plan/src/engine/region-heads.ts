@@ -7,7 +7,8 @@ import {
   type RegionGeometry,
   SHARED_REGION,
 } from "../geometry/rank-geometry.js";
-import { type CacheKind, cacheKind } from "../kinds/registry.js";
+import type { CacheKind } from "../kinds/cache-kind.js";
+import { cacheKind } from "../kinds/registry.js";
 
 export function kindOf(model: ModelGeometry, group: number): CacheKind {
   return cacheKind(model.groups[group] ?? "");

@@ -2,7 +2,7 @@ import { type DescriptorTable, KvError, type MemoryType } from "@kv/interface";
 import { targetRemoteRanks } from "@kv/topology";
 import { MAX_DESCRIPTORS } from "../geometry/geometry-checks.js";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
-import type { SourcePosition } from "../kinds/registry.js";
+import type { SourcePosition } from "../kinds/cache-kind.js";
 import type { AlignedRank } from "./align-regions.js";
 import { indexingOf, type RegionIndexing, type SegmentSide, tableOf } from "./descriptor-tables.js";
 import type { RegionPair, RegionPiece } from "./pieces.js";

@@ -1,7 +1,7 @@
 import { tpRatio } from "@kv/topology";
 import { incompatible, invalidPlan } from "../errors.js";
 import type { RankGeometry, StateSpaceGeometry } from "../geometry/rank-geometry.js";
-import type { CacheKind, Piece, PieceContext } from "./registry.js";
+import type { CacheKind, Piece, PieceContext } from "./cache-kind.js";
 
 /**
  * A block of a state-space layer holds the projections of the convolution state, then the recurrent

@@ -1,6 +1,7 @@
 import { expect, test } from "vitest";
 import { refused } from "../refused.test-support.js";
-import { type CacheKind, cacheKind, cacheKindNames, registerCacheKind } from "./registry.js";
+import type { CacheKind } from "./cache-kind.js";
+import { cacheKind, cacheKindNames, registerCacheKind } from "./registry.js";
 
 test("each kind name gives its sharding and the extent of its block list", () => {
   // Tests of other files in this process may have registered kinds behind them.

@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
 import type { GroupPlan } from "../engine/group-plans.js";
-import type { GroupExtent } from "../kinds/registry.js";
+import type { GroupExtent } from "../kinds/cache-kind.js";
 import { refusal } from "../refused.test-support.js";
 import { type GroupBlocks, pairBlocks, partsPerLogical } from "./pair-blocks.js";
 

@@ -1,6 +1,7 @@
 import { type Agent, KvError, type Log, type Notification, type Registration } from "@kv/interface";
 import { MemoryMap, type MemoryRecord } from "../memory/memory.js";
-import type { AgentEndpoint, Fabric, MemoryHost, PeerAddress } from "../network/network.js";
+import type { MemoryHost } from "../network/host.js";
+import type { AgentEndpoint, Fabric, PeerAddress } from "../network/network.js";
 import { AgentTransfers } from "../transfer/transfers.js";
 import { type DescribedMemory, decodeMetadata, encodeMetadata } from "./metadata.js";
 import { PreparedLists } from "./prepared-lists.js";

@@ -1,5 +1,5 @@
 import { KvError, type Memory, type MemoryType, takeBuffer } from "@kv/interface";
-import type { MemoryHost } from "../network/network.js";
+import type { MemoryHost } from "../network/host.js";
 
 export interface MemoryRecord extends Memory, Disposable {
   readonly host: MemoryHost;

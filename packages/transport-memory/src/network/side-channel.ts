@@ -7,12 +7,8 @@ import {
 } from "@kv/interface";
 import { deferred } from "../deferred.js";
 import { delayOf } from "./fault-plan.js";
-import {
-  fabricOf,
-  type MemoryHost,
-  type MemoryNetwork,
-  type SideChannelBinding,
-} from "./network.js";
+import type { MemoryHost } from "./host.js";
+import { fabricOf, type MemoryNetwork, type SideChannelBinding } from "./network.js";
 
 /** Options of `memorySideChannel`. */
 export interface MemorySideChannelOptions {

@@ -1,6 +1,6 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { topLogprobs } from "./model-worker.js";
+import { topLogprobs } from "./top-logprobs.js";
 
 test("equals the sorted softmax", () => {
   const logit = fc.integer({ min: -8, max: 8 });
