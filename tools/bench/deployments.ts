@@ -1,6 +1,6 @@
+import { jsonLog } from "@kv/fleet/front-end";
 import { startCluster } from "../../apps/demo/src/cluster/cluster.js";
 import type { ClusterOptions } from "../../apps/demo/src/cluster/cluster-plan.js";
-import { jsonLog } from "../../apps/demo/src/processes/json-log.js";
 import { type Send, sendTo } from "./conversations.js";
 
 export interface Deployment {
@@ -40,7 +40,7 @@ export async function openProcesses(
   Object.assign(process.env, KEEP_FREED_MEMORY);
   const cluster = await startCluster(
     { ...options, transport: "nixl" },
-    { log: jsonLog("error"), logLevel: "error" },
+    { log: jsonLog("error", process.stderr), logLevel: "error" },
   );
   return {
     send: {

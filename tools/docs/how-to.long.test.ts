@@ -2,11 +2,11 @@
 
 import { readdirSync } from "node:fs";
 import { join } from "node:path";
+import { jsonLog } from "@kv/fleet/front-end";
 import { scratchFolder } from "@kv/testing/scratch-folder";
 import { describe, expect, onTestFinished, test } from "vitest";
 import { startCluster } from "../../apps/demo/src/cluster/cluster.js";
 import { createCommand, type DemoFlags } from "../../apps/demo/src/command-line.js";
-import { jsonLog } from "../../apps/demo/src/processes/json-log.js";
 import { fetchRecords } from "../../apps/demo/src/run/check-run.js";
 import { complete } from "../../apps/demo/src/run/completion-client.js";
 import { prepareRun } from "../../apps/demo/src/run/prepare-run.js";
@@ -70,7 +70,7 @@ test.each(followed)(
         transport: flags.transportModule === undefined ? "memory" : "module",
         cacheTokens: 4096,
       },
-      { log: jsonLog("error"), logLevel: "error" },
+      { log: jsonLog("error", process.stderr), logLevel: "error" },
     );
     const { url } = cluster.proxy;
     const outcomes = await Promise.all(

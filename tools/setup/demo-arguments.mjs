@@ -41,8 +41,8 @@ export function checkArguments(args) {
   return {};
 }
 
-function refusal({ choices, range, upperCase }, value) {
-  if (choices !== undefined && !choices.includes(upperCase ? value.toUpperCase() : value))
+function refusal({ choices, range, anyCase }, value) {
+  if (choices !== undefined && !choices.includes(anyCase ? value.toUpperCase() : value))
     return `Allowed choices are ${choices.join(", ")}.`;
   if (range === undefined) return undefined;
   const [least, most] = range;

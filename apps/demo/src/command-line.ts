@@ -1,4 +1,4 @@
-import { commanderOutput, oneOf, packageVersion, wholeNumberFrom } from "@kv/program";
+import { addOptions, commanderOutput, type OptionRow, packageVersion } from "@kv/program";
 import { Command, Option } from "commander";
 import type { AccuracyOptions } from "./accuracy/accuracy.js";
 import type { TransportName } from "./cluster/choose-transport.js";
@@ -38,23 +38,12 @@ export interface Actions {
   proxy(flags: ProxyFlags): Promise<void>;
 }
 
-/**
- * An option of `options.json`. `tools/setup/demo-arguments.mjs` checks the same table before the
- * set-up.
- */
-interface OptionRow {
-  readonly flags: string;
-  readonly description: string;
-  readonly choices?: readonly string[];
-  readonly upperCase?: boolean;
-  readonly range?: readonly number[];
-  readonly default?: string | number | boolean;
-}
+/** `tools/setup/demo-arguments.mjs` checks arguments by the same table before the set-up. */
 const COMMANDS: Readonly<Record<string, { description: string; options: readonly OptionRow[] }>> =
   table;
 
 export function createCommand(actions: Actions): Command {
-  const program = addOptions(new Command("kv-demo"), "demo")
+  const program = fromTable(new Command("kv-demo"), "demo")
     .version(packageVersion(import.meta.url))
     .helpCommand(true)
     .exitOverride()
@@ -62,12 +51,12 @@ export function createCommand(actions: Actions): Command {
     .allowExcessArguments(false)
     .enablePositionalOptions()
     .action((raw: RawFlags, command: Command) => actions.demo(checkFlags(raw, command)));
-  addOptions(program.command("accuracy"), "accuracy").action((flags: AccuracyFlags) =>
+  fromTable(program.command("accuracy"), "accuracy").action((flags: AccuracyFlags) =>
     actions.accuracy(flags),
   );
   const server = (name: string) =>
     // The demo starts servers with --child: they report to it over IPC.
-    addOptions(program.command(name), name).addOption(new Option("--child").hideHelp());
+    fromTable(program.command(name), name).addOption(new Option("--child").hideHelp());
   for (const role of ["prefill", "decode"] as const)
     server(role).action((flags: InstanceFlags) => actions.instance(role, flags));
   server("instance").action((flags: InstanceFlags) => actions.instance(undefined, flags));
@@ -75,19 +64,9 @@ export function createCommand(actions: Actions): Command {
   return program;
 }
 
-function addOptions(command: Command, name: string): Command {
+function fromTable(command: Command, name: string): Command {
   const { description = "", options = [] } = COMMANDS[name] ?? {};
-  command.description(description);
-  for (const { flags, description: text, choices, upperCase, range, default: usual } of options) {
-    const option = new Option(flags, text);
-    if (choices !== undefined) option.choices(choices);
-    if (choices !== undefined && upperCase === true) option.argParser(oneOf(...choices));
-    const [least, most] = range ?? [];
-    if (least !== undefined && most !== undefined) option.argParser(wholeNumberFrom(least, most));
-    if (usual !== undefined) option.default(usual);
-    command.addOption(option);
-  }
-  return command;
+  return addOptions(command.description(description), options);
 }
 
 function checkFlags(raw: RawFlags, command: Command): DemoFlags {

@@ -1,7 +1,7 @@
+import { jsonLog } from "@kv/fleet/front-end";
 import { endWithOwner, print, printError, runProgram } from "@kv/program";
 import { accuracyTable, measureAccuracy } from "./accuracy/accuracy.js";
 import { type AccuracyFlags, createCommand, type DemoFlags } from "./command-line.js";
-import { jsonLog } from "./processes/json-log.js";
 import { runInstance, runProxy } from "./processes/roles.js";
 import { runDemo, runTurns } from "./run/demo.js";
 import { jsonReport, tableReport } from "./run/report.js";
@@ -21,7 +21,7 @@ function followOwner(): void {
 
 async function demo({ turns, json, ...options }: DemoFlags): Promise<void> {
   followOwner();
-  const output = { say, log: jsonLog(options.logLevel) };
+  const output = { say, log: jsonLog(options.logLevel, { write: printError }) };
   if (turns !== undefined) {
     const played = await runTurns(turns, options, output);
     const ok = areEqual(played);
@@ -54,7 +54,11 @@ async function demo({ turns, json, ...options }: DemoFlags): Promise<void> {
 
 async function accuracy({ json, ...options }: AccuracyFlags): Promise<void> {
   followOwner();
-  const report = await measureAccuracy({ ...options, say, log: jsonLog(options.logLevel) });
+  const report = await measureAccuracy({
+    ...options,
+    say,
+    log: jsonLog(options.logLevel, { write: printError }),
+  });
   print(json ? `${JSON.stringify(report)}\n` : `\n${accuracyTable(report)}`);
   process.exitCode = report.ok ? 0 : 1;
 }

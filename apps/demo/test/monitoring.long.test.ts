@@ -5,13 +5,13 @@ import { once } from "node:events";
 import { cpSync, existsSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { jsonLog } from "@kv/fleet/front-end";
 import { createProxy } from "@kv/proxy";
 import { freePort } from "@kv/testing/http/listening";
 import { scratchFolder } from "@kv/testing/scratch-folder";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { withMade } from "../../../tools/docs/page-parts.js";
 import { type Cluster, startCluster } from "../src/cluster/cluster.js";
-import { jsonLog } from "../src/processes/json-log.js";
 import { complete } from "../src/run/completion-client.js";
 import { PAIR } from "./support/matrix.js";
 
@@ -45,7 +45,7 @@ const variableQueries = dashboard.templating.list.map(({ query }) =>
  */
 const metricsIn = (text: string) => new Set(text.match(/\b(kv_\w+|vllm:\w+)/g) ?? []);
 
-const log = jsonLog("error");
+const log = jsonLog("error", process.stderr);
 let cluster: Cluster;
 let proxy: ReturnType<typeof createProxy>;
 let targets: { readonly proxy: string; readonly engines: readonly string[] };

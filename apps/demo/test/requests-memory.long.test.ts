@@ -1,7 +1,8 @@
 // A long suite: requests of all kinds in memory. The suites of @kv/pull and @kv/push have what
 // their transfers refuse, and what happens when these fail.
+
+import { jsonLog } from "@kv/fleet/front-end";
 import { describe, expect, it, onTestFinished } from "vitest";
-import { jsonLog } from "../src/processes/json-log.js";
 import { fetchRecords } from "../src/run/check-run.js";
 import { complete } from "../src/run/completion-client.js";
 import { expectIdle, preparedRun, startPair } from "./support/matrix.js";
@@ -13,7 +14,12 @@ async function open<T extends { close(): Promise<void> }>(opening: Promise<T>): 
   return opened;
 }
 const cluster = (connector = "NixlConnector") =>
-  open(startPair({ connector, leaseSeconds: 3 }, { log: jsonLog("error"), logLevel: "error" }));
+  open(
+    startPair(
+      { connector, leaseSeconds: 3 },
+      { log: jsonLog("error", process.stderr), logLevel: "error" },
+    ),
+  );
 
 it("field.md R13: a prompt that is too long is refused in the words of one engine, without P's limit of one token", async () => {
   const { proxy, decodes } = await cluster();

@@ -4,8 +4,7 @@ import { playScene, type SceneOptions } from "./engine/play-scene.js";
 import { type SceneFeature, sceneArbitrary } from "./engine/scene.js";
 import { SCENES_LIMIT_MS } from "./time-limits.js";
 
-export type { SceneNetwork, SceneProcess } from "./engine/network.js";
-export type { NotificationFaults } from "./engine/notification-faults.js";
+export type { NotificationFaults, SceneNetwork, SceneProcess } from "./engine/network.js";
 export { playScene, type SceneOptions, type StageOptions } from "./engine/play-scene.js";
 export type {
   BySide,

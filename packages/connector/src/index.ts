@@ -5,11 +5,13 @@ export {
 } from "./config/transfer-config.js";
 export { transferConfigJsonSchema } from "./config/transfer-config-schema.js";
 export {
+  METRIC_BUCKETS,
+  METRIC_HELP,
+  METRICS,
   type MemoryMetrics,
   type MemoryMetricsOptions,
   memoryMetrics,
 } from "./metrics/memory-metrics.js";
-export { METRIC_BUCKETS, METRIC_HELP, METRICS } from "./metrics/metric-names.js";
 export {
   type DualConnectorOptions,
   dualConnector,
@@ -28,8 +30,8 @@ export {
   resolveConnector,
 } from "./registry/registry.js";
 export { type StagedOptions, staged } from "./staging/staged.js";
+export { stagingPoolBlocks } from "./staging/staged-scheduler.js";
 export type { StagingCopied } from "./staging/staged-worker.js";
-export { stagingPoolBlocks } from "./staging/staging-pool.js";
 export {
   createWorkerOutputAggregator,
   type WorkerOutputAggregator,

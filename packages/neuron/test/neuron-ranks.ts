@@ -1,10 +1,5 @@
-import {
-  blockBytes,
-  firstWrongToken,
-  rankShare,
-  writeTokens,
-} from "@kv/conformance/engine/kv-pattern";
 import type { EngineRanks } from "@kv/conformance/engine/ranks";
+import { blockBytes, firstWrongToken, rankShare, writeTokens } from "@kv/conformance/engine/ranks";
 import type { KvCacheConfig, KvCacheRegion } from "@kv/interface";
 import { type NeuronDevice, neuronCaches } from "../src/index.js";
 

@@ -16,10 +16,9 @@ import { fileURLToPath } from "node:url";
 import { someOf } from "@kv/testing/long-run";
 import { scratchFolder } from "@kv/testing/scratch-folder";
 import { expect, test, vi } from "vitest";
-import { checkDigest, compareWire } from "../src/wire/compare-wire.js";
+import { checkDigest, compareWire, wireText } from "../src/wire/compare-wire.js";
 import { readWire } from "../src/wire/read-wire.js";
 import CHECKS from "../src/wire/vllm-checks.json" with { type: "json" };
-import { wireText } from "../src/wire/wire-text.js";
 import { runKvPeer } from "./run-kv-peer.js";
 
 const sample = fileURLToPath(new URL("./fixtures/vllm-tree", import.meta.url));

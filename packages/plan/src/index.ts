@@ -3,8 +3,8 @@ export {
   type CanonicalPage,
   type CanonicalRun,
   canonicalPage,
+  proveCanonical,
 } from "./canonical/canonical-page.js";
-export { proveCanonical } from "./canonical/prove-canonical.js";
 export {
   type CompatibilityOptions,
   checkCompatibility,

@@ -65,7 +65,19 @@ export async function openNixlDisk(options: NixlDiskOptions): Promise<Disk> {
       memoryType: "FILE",
       rows: Float64Array.of(PAGE_BYTES, length, file.deviceId, strideBytes, places),
     });
-    return new NixlDisk({ agent, slots, blocks, handle, strideBytes, close });
+    return {
+      ...movedBlocks(agent, slots, blocks),
+      header(place) {
+        const bytes = Buffer.alloc(HEADER_BYTES);
+        readSync(handle.fd, bytes, 0, HEADER_BYTES, place * strideBytes);
+        return bytes;
+      },
+      async writeHeader(place, bytes) {
+        await handle.write(bytes, 0, HEADER_BYTES, place * strideBytes);
+      },
+      sync: () => handle.datasync(),
+      close,
+    };
   } catch (error) {
     await close();
     throw error;
@@ -88,63 +100,25 @@ async function lockFile(handle: FileHandle, path: string): Promise<Server> {
   return lock.unref();
 }
 
-interface NixlDiskParts {
-  readonly agent: Agent;
-  readonly slots: PreparedList;
-  readonly blocks: PreparedList;
-  readonly handle: FileHandle;
-  readonly strideBytes: number;
-  readonly close: () => Promise<void>;
-}
-
-class NixlDisk implements Disk {
-  readonly #parts: NixlDiskParts;
-
-  constructor(parts: NixlDiskParts) {
-    this.#parts = parts;
-  }
-
-  get places(): number {
-    return this.#parts.blocks.count;
-  }
-
-  header(place: number): Uint8Array {
-    const { handle, strideBytes } = this.#parts;
-    const bytes = Buffer.alloc(HEADER_BYTES);
-    readSync(handle.fd, bytes, 0, HEADER_BYTES, place * strideBytes);
-    return bytes;
-  }
-
-  async writeHeader(place: number, bytes: Uint8Array): Promise<void> {
-    const { handle, strideBytes } = this.#parts;
-    await handle.write(bytes, 0, HEADER_BYTES, place * strideBytes);
-  }
-
-  write(place: number, slot: number): Promise<void> {
-    const { agent, slots, blocks } = this.#parts;
-    return move(agent, "WRITE", [slots, [slot]], [blocks, [place]]);
-  }
-
-  read(places: readonly number[], slots: readonly number[]): Promise<void> {
-    const { agent, slots: local, blocks } = this.#parts;
-    return move(agent, "READ", [local, slots], [blocks, places]);
-  }
-
-  sync(): Promise<void> {
-    return this.#parts.handle.datasync();
-  }
-
-  close(): Promise<void> {
-    return this.#parts.close();
-  }
-}
-
 /** The memory as slots of a length. */
 export function slotsOf(agent: Agent, memory: Memory, lengthBytes: number): Promise<PreparedList> {
   const { memoryType, address, deviceId } = memory;
   const count = Math.floor(memory.lengthBytes / lengthBytes);
   const rows = Float64Array.of(address, lengthBytes, deviceId, lengthBytes, count);
   return agent.prepareLocal({ memoryType, rows });
+}
+
+/** The part of a disk that moves blocks between slots of memory and its places. */
+export function movedBlocks(
+  agent: Agent,
+  slots: PreparedList,
+  blocks: PreparedList,
+): Pick<Disk, "places" | "write" | "read"> {
+  return {
+    places: blocks.count,
+    write: (place, slot) => move(agent, "WRITE", [slots, [slot]], [blocks, [place]]),
+    read: (places, ids) => move(agent, "READ", [slots, ids], [blocks, places]),
+  };
 }
 
 type Blocks = readonly [list: PreparedList, ids: readonly number[]];

@@ -1,7 +1,7 @@
 import { type Agent, KvError, type Memory, type PreparedList, type Transport } from "@kv/interface";
 import { objectMemory } from "@kv/nixl";
 import { type Disk, HEADER_BYTES } from "./block-file.js";
-import { move, slotsOf } from "./nixl-disk.js";
+import { move, movedBlocks, slotsOf } from "./nixl-disk.js";
 
 /** A bucket of an object store. */
 export interface ObjectStore {
@@ -54,17 +54,24 @@ export async function openObjectDisk(options: ObjectDiskOptions): Promise<Disk> 
   try {
     await agent.register(memory);
     await agent.register(headerMemory);
-    const disk = new ObjectDisk({
+    const slots = await slotsOf(agent, memory, length);
+    const blocks = await objectsOf(agent, keys, length);
+    const headers = new ObjectHeaders({
       agent,
-      slots: await slotsOf(agent, memory, length),
-      blocks: await objectsOf(agent, keys, length),
-      headerMemory,
-      headerSlots: await slotsOf(agent, headerMemory, HEADER_BYTES),
-      headers: await objectsOf(agent, headerKeys, HEADER_BYTES),
-      close,
+      places,
+      memory: headerMemory,
+      slots: await slotsOf(agent, headerMemory, HEADER_BYTES),
+      objects: await objectsOf(agent, headerKeys, HEADER_BYTES),
     });
-    await disk.readHeaders();
-    return disk;
+    await headers.readAll();
+    return {
+      ...movedBlocks(agent, slots, blocks),
+      header: (place) => headers.at(place),
+      writeHeader: (place, bytes) => headers.write(place, bytes),
+      // A store has an object for good when the WRITE ends.
+      async sync() {},
+      close,
+    };
   } catch (error) {
     await close();
     throw error;
@@ -85,62 +92,40 @@ async function objectsOf(
   return agent.prepareRemote(agent.name, { memoryType: "OBJ", rows: Float64Array.from(rows) });
 }
 
-interface ObjectDiskParts {
+interface ObjectHeadersParts {
   readonly agent: Agent;
-  readonly slots: PreparedList;
-  readonly blocks: PreparedList;
+  readonly places: number;
   /** The headers by place, then the number of places that have one, then a probe. */
-  readonly headerMemory: Memory;
-  readonly headerSlots: PreparedList;
-  readonly headers: PreparedList;
-  readonly close: () => Promise<void>;
+  readonly memory: Memory;
+  readonly slots: PreparedList;
+  readonly objects: PreparedList;
 }
 
-class ObjectDisk implements Disk {
-  readonly #parts: ObjectDiskParts;
+class ObjectHeaders {
+  readonly #parts: ObjectHeadersParts;
 
-  constructor(parts: ObjectDiskParts) {
+  constructor(parts: ObjectHeadersParts) {
     this.#parts = parts;
   }
 
-  get places(): number {
-    return this.#parts.blocks.count;
+  at(place: number): Uint8Array {
+    return this.#parts.memory.view(place * HEADER_BYTES, HEADER_BYTES);
   }
 
-  header(place: number): Uint8Array {
-    return this.#parts.headerMemory.view(place * HEADER_BYTES, HEADER_BYTES);
-  }
-
-  async writeHeader(place: number, bytes: Uint8Array): Promise<void> {
-    this.header(place).set(bytes);
-    await this.#moveHeaders("WRITE", place, place + 1);
-  }
-
-  write(place: number, slot: number): Promise<void> {
-    const { agent, slots, blocks } = this.#parts;
-    return move(agent, "WRITE", [slots, [slot]], [blocks, [place]]);
-  }
-
-  read(places: readonly number[], slots: readonly number[]): Promise<void> {
-    const { agent, slots: local, blocks } = this.#parts;
-    return move(agent, "READ", [local, slots], [blocks, places]);
-  }
-
-  /** A store has an object for good when the WRITE ends. */
-  async sync(): Promise<void> {}
-
-  close(): Promise<void> {
-    return this.#parts.close();
+  async write(place: number, bytes: Uint8Array): Promise<void> {
+    this.at(place).set(bytes);
+    await this.#move("WRITE", place, place + 1);
   }
 
   /** Places that no process has used so far get an empty header, so that each READ succeeds. */
-  async readHeaders(): Promise<void> {
+  async readAll(): Promise<void> {
+    const { places } = this.#parts;
     const known = await this.#knownPlaces();
-    await this.#moveHeaders("READ", 0, Math.min(known, this.places));
-    if (known >= this.places) return;
+    await this.#move("READ", 0, Math.min(known, places));
+    if (known >= places) return;
 
-    await this.#moveHeaders("WRITE", known, this.places);
-    await this.writeHeader(this.places, Buffer.from(String(this.places).padEnd(HEADER_BYTES)));
+    await this.#move("WRITE", known, places);
+    await this.write(places, Buffer.from(String(places).padEnd(HEADER_BYTES)));
   }
 
   /**
@@ -148,17 +133,18 @@ class ObjectDisk implements Disk {
    * only when the store takes and gives another object, and then still does not give this one.
    */
   async #knownPlaces(): Promise<number> {
-    const [number, probe] = [this.places, this.places + 1];
+    const { places: number } = this.#parts;
+    const probe = number + 1;
     const read = async () => {
-      await this.#moveHeaders("READ", number, number + 1);
-      return Number(Buffer.from(this.header(number)).toString());
+      await this.#move("READ", number, number + 1);
+      return Number(Buffer.from(this.at(number)).toString());
     };
     try {
       return await read();
     } catch {
       try {
-        await this.#moveHeaders("WRITE", probe, probe + 1);
-        await this.#moveHeaders("READ", probe, probe + 1);
+        await this.#move("WRITE", probe, probe + 1);
+        await this.#move("READ", probe, probe + 1);
       } catch (cause) {
         throw new KvError("KV_BACKEND_UNAVAILABLE", "the object store does not keep an object", {
           hint: "check the bucket, its endpoint and region, and the credentials; NIXL's own log on stderr says more",
@@ -169,11 +155,11 @@ class ObjectDisk implements Disk {
     }
   }
 
-  async #moveHeaders(operation: "READ" | "WRITE", first: number, end: number): Promise<void> {
-    const { agent, headerSlots, headers } = this.#parts;
+  async #move(operation: "READ" | "WRITE", first: number, end: number): Promise<void> {
+    const { agent, slots, objects } = this.#parts;
     for (let from = first; from < end; from += BATCH) {
       const ids = Array.from({ length: Math.min(BATCH, end - from) }, (_, at) => from + at);
-      await move(agent, operation, [headerSlots, ids], [headers, ids]);
+      await move(agent, operation, [slots, ids], [objects, ids]);
     }
   }
 }

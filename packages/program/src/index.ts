@@ -20,6 +20,14 @@ export {
   wholeNumber,
   wholeNumberFrom,
 } from "./flag-values.js";
+export {
+  addCommand,
+  addOptions,
+  type CommandTable,
+  type OptionRow,
+  type TableRow,
+  type ValueReader,
+} from "./option-table.js";
 export { print, printable, printError, printJson } from "./print.js";
 export { showProgress } from "./progress.js";
 export { type CommandOptions, runCommand } from "./run-command.js";

@@ -5,7 +5,7 @@ import {
   type KvTransferParams,
 } from "@kv/interface";
 import { schedulerAlone } from "@kv/testing/scheduler-alone";
-import { simConfig } from "@kv/testing/simulator/sim-config";
+import { simConfig } from "@kv/testing/simulator/sim-options";
 import { describe, expect, it } from "vitest";
 import { createPullScheduler } from "./scheduler.js";
 import type { PullStepMetadata } from "./step-metadata.js";

@@ -1,6 +1,6 @@
 import type { BlockIds, ConnectorRequest, KvCacheConfig } from "@kv/interface";
 import { schedulerAlone } from "@kv/testing/scheduler-alone";
-import { simConfig } from "@kv/testing/simulator/sim-config";
+import { simConfig } from "@kv/testing/simulator/sim-options";
 import { describe, expect, it } from "vitest";
 import { createPullScheduler } from "../src/scheduler.js";
 import type { PullStepMetadata } from "../src/step-metadata.js";

@@ -9,7 +9,7 @@ import {
 } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
 import { leavesNothing } from "@kv/testing/nothing-left";
-import { simConfig } from "@kv/testing/simulator/sim-config";
+import { simConfig } from "@kv/testing/simulator/sim-options";
 import { listAgent, testContext, testRank, testRanks } from "@kv/testing/worker-context";
 import { expect, it } from "vitest";
 import { TransferMetrics } from "../../connector/src/peers/transfers.js";

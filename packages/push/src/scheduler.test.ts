@@ -1,6 +1,6 @@
 import type { KvCacheConfig, KvTransferParams } from "@kv/interface";
 import { schedulerAlone } from "@kv/testing/scheduler-alone";
-import { simConfig } from "@kv/testing/simulator/sim-config";
+import { simConfig } from "@kv/testing/simulator/sim-options";
 import { describe, expect, it } from "vitest";
 import { createPushScheduler } from "./scheduler.js";
 import type { PushStepMetadata } from "./step-metadata.js";

@@ -7,8 +7,8 @@ export {
 export { HandshakeKeys, readHandshakeKeys } from "./keys.js";
 export type { Answer, ZmqPeer } from "./listener/connection-table.js";
 export { LimitedWarnings, type SideChannelLimits } from "./listener/limits.js";
-export type { ListenOptions } from "./listener/listener.js";
 export { readTcpEndpoint } from "./zmq-endpoint.js";
+export type { ListenOptions } from "./zmq-side-channel.js";
 export {
   type ZmqSideChannel,
   type ZmqSideChannelOptions,

@@ -7,6 +7,6 @@ export {
   offloadKey,
 } from "./block-hashes.js";
 export { MESSAGE_FIELDS, nameOf } from "./messages.js";
+export type { BlockStore } from "./server-role.js";
 export type { Namespace } from "./session.js";
-export type { BlockStore } from "./store.js";
 export { openTier, type ReadOptions, type Tier, type TierOptions } from "./tier.js";

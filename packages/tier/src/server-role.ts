@@ -1,6 +1,5 @@
 import { type Clock, KvError, type Log, type Timer, type Transfer } from "@kv/interface";
 import { type MessageOf, nameOf, type TierMessage } from "./messages.js";
-import type { BlockStore } from "./store.js";
 
 /** vLLM's `_LOOKUP_PENDING_TIMEOUT_S`: a later key is a miss. */
 const LOOKUP_PENDING_MS = 5_000;
@@ -264,4 +263,15 @@ function misplaced(
     "KV_WIRE_MALFORMED",
     `P2P message: ${type} of round ${round_seq} of ${kv_request_id}: ${what}`,
   );
+}
+
+/** Keeps the served blocks. A slot is a block's number in the memory given to `openTier`. */
+export interface BlockStore {
+  /**
+   * Returns each key's slot, pinned until `unpin`; undefined for a key not held. It may bring
+   * blocks into memory first. After `signal` aborts, it pins nothing and the result is ignored.
+   */
+  pin(keys: readonly Uint8Array[], signal: AbortSignal): Promise<readonly (number | undefined)[]>;
+  /** Takes one pin off each slot. */
+  unpin(slots: readonly number[]): void;
 }

@@ -8,8 +8,7 @@ import {
 } from "@kv/interface";
 import { ClientRole } from "./client-role.js";
 import { decodeMessage, encodeMessage, type MessageOf, type TierMessage } from "./messages.js";
-import { ServerRole } from "./server-role.js";
-import type { BlockStore } from "./store.js";
+import { type BlockStore, ServerRole } from "./server-role.js";
 
 /** vLLM's `VLLM_P2P_HANDSHAKE_TIMEOUT_S`. */
 const HANDSHAKE_MS = 30_000;

@@ -12,8 +12,8 @@ import { type HandshakeKeys, type ZmqSideChannel, zmqSideChannel } from "@kv/sid
 import { TierBlocks } from "./blocks.js";
 import { PeerLinks } from "./links.js";
 import { MESSAGE_LIMITS } from "./messages.js";
+import type { BlockStore } from "./server-role.js";
 import { disconnected, type Namespace, TierSession } from "./session.js";
-import type { BlockStore } from "./store.js";
 
 /** Options of `openTier`. */
 export interface TierOptions extends AmbientOptions, Namespace {

@@ -1,8 +1,8 @@
 // What is measured of a router. Each event starts it anew, so that none has another's compiled
 // code, connections or load.
 import { setTimeout as sleep } from "node:timers/promises";
+import { jsonLog } from "@kv/fleet/front-end";
 import { startCluster } from "../../../apps/demo/src/cluster/cluster.js";
-import { jsonLog } from "../../../apps/demo/src/processes/json-log.js";
 import { ONE_PAIR, SIMULATED } from "../deployments.js";
 import { median, percentile } from "../report.js";
 import { type Arena, bodyOf, type Load, OTHER_CORE, type Router } from "./arena.js";
@@ -282,7 +282,10 @@ async function aborts(asked: Asked): Promise<readonly Figure[]> {
     cacheTokens: 65_536,
     instance: { simulate: { ...SIMULATED, forwardMsPer512Tokens: 4 }, digests: false },
   } as const;
-  await using cluster = await startCluster(options, { log: jsonLog("silent"), logLevel: "silent" });
+  await using cluster = await startCluster(options, {
+    log: jsonLog("silent", process.stderr),
+    logLevel: "silent",
+  });
   const addresses = (all: readonly { readonly url: string }[]) =>
     all.map(({ url }) => new URL(url).host);
   const prompt = Array.from({ length: 100 }, (_, at) => 3 + at);

@@ -9,12 +9,12 @@ import {
   writeFileSync,
   writeSync,
 } from "node:fs";
+import { Session } from "node:inspector/promises";
 import { join } from "node:path";
 import { KvError } from "@kv/interface";
 import { seededRandom } from "@kv/transport-memory";
 import type { PartOptions } from "../main.js";
 import { type Row, rowOf } from "../row.js";
-import { Coverage } from "./coverage.js";
 import { mutate } from "./mutate.js";
 import type { FuzzTarget } from "./target.js";
 import { TARGETS } from "./targets/index.js";
@@ -114,4 +114,39 @@ export async function runFuzz(name: string, options: PartOptions): Promise<Row> 
     [`${inputs.length} inputs to mutate`, true],
     ...[...failures].map(([place, path]) => [`${place.split("\n")[0]}: ${path}`, false] as const),
   ]);
+}
+
+/** As V8 counts blocks of code. */
+class Coverage {
+  readonly #session = new Session();
+  readonly #seen = new Set<string>();
+
+  async start(): Promise<void> {
+    this.#session.connect();
+    await this.#session.post("Profiler.enable");
+    const precise = { callCount: true, detailed: true };
+    await this.#session.post("Profiler.startPreciseCoverage", precise);
+  }
+
+  /** Of those that `add` has never named. */
+  async takeNew(): Promise<Set<string>> {
+    const found = new Set<string>();
+    const { result } = await this.#session.post("Profiler.takePreciseCoverage");
+    for (const { url, functions } of result) {
+      if (!/\/(packages|apps)\/[^/]+\/src\/|msgpack/.test(url)) continue;
+      for (const { startOffset, endOffset, count } of functions.flatMap(({ ranges }) => ranges)) {
+        const key = `${url}:${startOffset}:${endOffset}`;
+        if (count > 0 && !this.#seen.has(key)) found.add(key);
+      }
+    }
+    return found;
+  }
+
+  add(blocks: Iterable<string>): void {
+    for (const block of blocks) this.#seen.add(block);
+  }
+
+  get size(): number {
+    return this.#seen.size;
+  }
 }

@@ -5,7 +5,7 @@ import { memoryNetwork, memorySideChannel } from "@kv/transport-memory";
 import { engineIdentity } from "./engine-identity.js";
 import { manualClock } from "./manual-clock.js";
 import { leavesNothing } from "./nothing-left.js";
-import { simConfig } from "./simulator/sim-config.js";
+import { simConfig } from "./simulator/sim-options.js";
 
 /** The scheduler side of engine `e` without workers; a test ends by closing it. */
 export function schedulerAlone<Scheduler extends SchedulerConnector>(

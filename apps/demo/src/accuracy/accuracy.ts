@@ -1,9 +1,9 @@
+import type { LogLevel } from "@kv/fleet/front-end";
 import type { Log } from "@kv/interface";
 import { chooseTransport, type TransportName } from "../cluster/choose-transport.js";
 import { startCluster } from "../cluster/cluster.js";
 import type { ClusterOptions } from "../cluster/cluster-plan.js";
 import { loadModel } from "../model/model.js";
-import type { LogLevel } from "../processes/json-log.js";
 import { sameTokens } from "../run/check-run.js";
 import { complete } from "../run/completion-client.js";
 import { referenceTokens } from "../run/prepare-run.js";

@@ -1,4 +1,4 @@
-import { openTracer } from "@kv/fleet/front-end";
+import { type LogLevel, openTracer } from "@kv/fleet/front-end";
 import type { Log } from "@kv/interface";
 import { createProxy, type ProxySettingsInput } from "@kv/proxy";
 import { zmqSideChannel } from "@kv/side-channel";
@@ -9,7 +9,6 @@ import { startInstance } from "../instance/instance.js";
 import { readInstanceConfig } from "../instance/instance-config.js";
 import { openTransport } from "../instance/modules.js";
 import { SupervisedServer } from "../processes/child-process.js";
-import type { LogLevel } from "../processes/json-log.js";
 import {
   type ClusterOptions,
   type PlannedInstance,

@@ -10,7 +10,7 @@ import qwen2 from "../../fixtures/model/qwen2-bf16/expected.json" with { type: "
 import qwen3 from "../../fixtures/model/qwen3-bf16/expected.json" with { type: "json" };
 import { kvBytes } from "../engine/cache/kv-layout.js";
 import { loadModel, type Model } from "./model.js";
-import { tinyModelConfig } from "./tiny-model.js";
+import { tinyModelConfig } from "./prepare-model.js";
 import type { ForwardDone } from "./worker/worker-protocol.js";
 
 const prompt = Array.from({ length: 100 }, (_, i) => ((7 * i * i + 3 * i + 11) % 1000) + 10);

@@ -3,7 +3,6 @@ import { Worker } from "node:worker_threads";
 import { KvError } from "@kv/interface";
 import type { EngineModel, EngineModelConfig, ForwardInput } from "../engine/engine-model.js";
 import { type PrepareOptions, prepareModel, readModelFacts } from "./prepare-model.js";
-import { busyFlag, setBusy, setIdle, waitAtExit } from "./worker/busy-flag.js";
 import type {
   ForwardDone,
   FromWorker,
@@ -11,6 +10,7 @@ import type {
   ToWorker,
   WorkerData,
 } from "./worker/worker-protocol.js";
+import { busyFlag, setBusy, setIdle, waitAtExit } from "./worker/worker-protocol.js";
 
 export interface ModelConfig extends EngineModelConfig {
   readonly name: string;

@@ -1,4 +1,4 @@
-import { openTracer } from "@kv/fleet/front-end";
+import { jsonLog, type LogLevel, openTracer } from "@kv/fleet/front-end";
 import { type Ambient, KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { endWithOwner, onInterrupt, print, printError, sendToOwner } from "@kv/program";
@@ -9,7 +9,6 @@ import { startInstance } from "../instance/instance.js";
 import { readInstanceConfig } from "../instance/instance-config.js";
 import { openTransport } from "../instance/modules.js";
 import type { ReadyServer } from "./child-process.js";
-import { jsonLog, type LogLevel } from "./json-log.js";
 
 export interface ServerFlags {
   readonly config?: string | undefined;
@@ -138,7 +137,7 @@ async function runServer(
   instance: string,
   start: (ambient: Pick<Ambient, "log" | "tracer">) => Promise<Server>,
 ): Promise<void> {
-  const log = jsonLog(logLevel, { instance, pid: process.pid });
+  const log = jsonLog(logLevel, { write: printError }, { instance, pid: process.pid });
   const traces = await openTracer(trace, { service, instance, log });
   // Before anything is opened: the parent may end while its child starts.
   endWithOwner();

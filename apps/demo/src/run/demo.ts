@@ -1,10 +1,10 @@
 import { randomUUID } from "node:crypto";
 import { writeFile } from "node:fs/promises";
+import type { LogLevel } from "@kv/fleet/front-end";
 import { KvError, type Log } from "@kv/interface";
 import { chooseTransport, type TransportName } from "../cluster/choose-transport.js";
 import { type Cluster, startCluster } from "../cluster/cluster.js";
 import type { ClusterOptions } from "../cluster/cluster-plan.js";
-import type { LogLevel } from "../processes/json-log.js";
 import { type CheckedRun, checkRun } from "./check-run.js";
 import { prepareRun } from "./prepare-run.js";
 import type { RunFacts } from "./report.js";

@@ -1,10 +1,10 @@
 import { randomUUID } from "node:crypto";
+import { jsonLog } from "@kv/fleet/front-end";
 import { silentLog } from "@kv/interface";
 import { isLongRun } from "@kv/testing/long-run";
 import { expect } from "vitest";
 import { type Cluster, startCluster } from "../../src/cluster/cluster.js";
 import type { ClusterOptions } from "../../src/cluster/cluster-plan.js";
-import { jsonLog } from "../../src/processes/json-log.js";
 import { type CheckedRequest, checkRun } from "../../src/run/check-run.js";
 import { complete } from "../../src/run/completion-client.js";
 import { type PreparedRun, prepareRun } from "../../src/run/prepare-run.js";
@@ -70,7 +70,7 @@ export async function expectEqual(
   options: Partial<ClusterOptions>,
 ): Promise<readonly CheckedRequest[]> {
   const run = await preparedRun(options.tinyKvHeads, SIZE_OF_PAIR);
-  const log = jsonLog("error");
+  const log = jsonLog("error", process.stderr);
   await using cluster = await startCluster({ ...PAIR, ...options }, { log, logLevel: "error" });
   // The proxy learns each prefill instance's coordinates from its first answer; then it sends both
   // requests of push at once.

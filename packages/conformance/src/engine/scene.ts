@@ -1,5 +1,5 @@
 import fc from "fast-check";
-import { NO_FAULTS, type NotificationFaults } from "./notification-faults.js";
+import { NO_FAULTS, type NotificationFaults } from "./network.js";
 
 /** What scenes do. A connector that refuses one of these names it in `without`. */
 export type SceneFeature =

@@ -1,5 +1,5 @@
 import type { KvCacheConfig, KvCacheRegion } from "@kv/interface";
-import { simConfig } from "@kv/testing/simulator/sim-config";
+import { simConfig } from "@kv/testing/simulator/sim-options";
 import { expect, it } from "vitest";
 import { transferGroups, transferredCaches } from "./transfer-groups.js";
 

@@ -10,7 +10,7 @@ import {
 import { compatibilityHash, decodeAgentMetadata, decodeHandshakePayload } from "@kv/protocol";
 import { engineIdentity } from "@kv/testing/engine-identity";
 import { manualClock } from "@kv/testing/manual-clock";
-import { simConfig } from "@kv/testing/simulator/sim-config";
+import { simConfig } from "@kv/testing/simulator/sim-options";
 import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { connectorSettings } from "../config/connector-settings.js";

@@ -11,7 +11,7 @@ import {
   sealHandshake,
 } from "@kv/protocol";
 import { engineIdentity } from "@kv/testing/engine-identity";
-import { simConfig } from "@kv/testing/simulator/sim-config";
+import { simConfig } from "@kv/testing/simulator/sim-options";
 import { testRank } from "@kv/testing/worker-context";
 import { describe, expect, it } from "vitest";
 import { connectorSettings } from "../config/connector-settings.js";

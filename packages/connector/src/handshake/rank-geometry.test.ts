@@ -3,7 +3,7 @@ import { type KvCacheConfig, KvError } from "@kv/interface";
 import { buildEngineTransferPlan, planRequest, type RankGeometry } from "@kv/plan";
 import { provePlan } from "@kv/plan/prove";
 import { type AgentMetadata, decodeAgentMetadata, encodeAgentMetadata } from "@kv/protocol";
-import { simConfig } from "@kv/testing/simulator/sim-config";
+import { simConfig } from "@kv/testing/simulator/sim-options";
 import { memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { describeRank, localGeometry, modelGeometry, remoteGeometry } from "./rank-geometry.js";

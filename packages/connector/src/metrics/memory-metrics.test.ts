@@ -1,6 +1,5 @@
 import { expect, test } from "vitest";
-import { memoryMetrics } from "./memory-metrics.js";
-import { METRIC_BUCKETS, METRIC_HELP, METRICS } from "./metric-names.js";
+import { METRIC_BUCKETS, METRIC_HELP, METRICS, memoryMetrics } from "./memory-metrics.js";
 
 test("renders counters and histograms in Prometheus' text format", () => {
   const metrics = memoryMetrics({ buckets: { kv_test_seconds: [0.01, 1] } });

@@ -8,7 +8,7 @@ import type {
   TransferRequest,
   TransferResult,
 } from "@kv/interface";
-import { METRICS } from "../metrics/metric-names.js";
+import { METRICS } from "../metrics/memory-metrics.js";
 
 const COUNTERS = [
   METRICS.failedTransfers,

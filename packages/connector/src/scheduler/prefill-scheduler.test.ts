@@ -1,7 +1,7 @@
 import type { BlockIds, ConnectorRequest, KvTransferParams } from "@kv/interface";
 import { blocksDigest, parseTransferParams, promptContent, promptDigest } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
-import { simConfig } from "@kv/testing/simulator/sim-config";
+import { simConfig } from "@kv/testing/simulator/sim-options";
 import { describe, expect, it } from "vitest";
 import { PrefillScheduler } from "./prefill-scheduler.js";
 

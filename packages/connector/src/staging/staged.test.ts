@@ -15,7 +15,7 @@ import {
 import { engineIdentity } from "@kv/testing/engine-identity";
 import { manualClock } from "@kv/testing/manual-clock";
 import { leavesNothing } from "@kv/testing/nothing-left";
-import { simConfig } from "@kv/testing/simulator/sim-config";
+import { simConfig } from "@kv/testing/simulator/sim-options";
 import { expect, it, vi } from "vitest";
 import { readTransferConfig } from "../config/transfer-config.js";
 import { noOutput } from "../worker/connector-worker.js";

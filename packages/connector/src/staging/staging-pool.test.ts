@@ -1,6 +1,6 @@
 import type { KvCaches } from "@kv/interface";
 import { expect, test } from "vitest";
-import { StagingPool, stagingPoolBlocks } from "./staging-pool.js";
+import { StagingPool, stagingPoolBlocks } from "./staged-scheduler.js";
 
 test("allocates all blocks of a request or none, consecutive ones if possible, and never block 0", () => {
   const pool = new StagingPool(9);

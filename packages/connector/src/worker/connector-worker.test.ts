@@ -2,11 +2,11 @@ import { createRanks } from "@kv/conformance/engine/ranks";
 import type { AgentOptions, KvCaches, Platform, Tracer } from "@kv/interface";
 import { decodeHandshakePayload } from "@kv/protocol";
 import { engineIdentity } from "@kv/testing/engine-identity";
-import { simConfig } from "@kv/testing/simulator/sim-config";
+import { simConfig } from "@kv/testing/simulator/sim-options";
 import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
 import { expect, test } from "vitest";
 import { readTransferConfig } from "../config/transfer-config.js";
-import { METRICS } from "../metrics/metric-names.js";
+import { METRICS } from "../metrics/memory-metrics.js";
 import { cpuPlatform } from "../platforms.js";
 import { createConnectorWorker, type WorkerContext } from "./connector-worker.js";
 

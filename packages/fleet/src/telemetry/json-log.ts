@@ -11,12 +11,16 @@ export interface JsonLog extends Log {
   setLevel(level: LogLevel): void;
 }
 
-/** Logs each event as one line of JSON: `time`, `level`, `event` and its fields. */
-export function jsonLog(level: LogLevel, destination: DestinationStream): JsonLog {
+/** Logs each event as one line of JSON: `time`, `level`, `event`, `fixed` and its own fields. */
+export function jsonLog(
+  level: LogLevel,
+  destination: DestinationStream,
+  fixed: LogFields | null = null,
+): JsonLog {
   const logger = pino(
     {
       level,
-      base: null,
+      base: fixed,
       messageKey: "event",
       timestamp: stdTimeFunctions.isoTime,
       formatters: { level: (label) => ({ level: label }) },

@@ -1,27 +1,10 @@
 import { nixlTransport } from "@kv/nixl";
-import {
-  count,
-  duration,
-  listOf,
-  onInterrupt,
-  positiveNumber,
-  print,
-  printJson,
-  share,
-  showProgress,
-  wholeNumber,
-} from "@kv/program";
+import { onInterrupt, print, printJson, showProgress } from "@kv/program";
 import type { Command } from "commander";
 import type { EngineServer } from "../http/engine-server.js";
 import { load } from "../load/load.js";
 import { loadReport, loadText } from "../load/load-report.js";
-import {
-  addReachOptions,
-  engineServer,
-  openSideChannel,
-  type ReachOptions,
-  timeOption,
-} from "./options.js";
+import { addPeerCommand, openSideChannel, type ReachOptions } from "./options.js";
 
 interface Options extends ReachOptions {
   prefill: EngineServer;
@@ -42,40 +25,7 @@ interface Options extends ReachOptions {
 }
 
 export function addDecode(program: Command): void {
-  const command = program
-    .command("decode")
-    .description(
-      "a decode worker without a model: send prompts, receive their KV, check, time and drop it; exit code 1 when a limit is exceeded",
-    )
-    .optionsGroup("Load:")
-    .requiredOption("--prefill <url>", "the prefill server's HTTP port", engineServer)
-    .option("--prompt-tokens <n,…>", "lengths of the prompts, used in turn", listOf(count), [100])
-    .option("--concurrency <n>", "requests at the same time", count, 4)
-    .option("--rate <n>", "requests started per second; no limit when absent", positiveNumber)
-    .option("--duration <time>", "end after this time, such as 90s or 2m", duration)
-    .option("--requests <n>", "end after this number; 20 when no duration is given either", count)
-    .option(
-      "--abort <share>",
-      "share of requests that are aborted during their read, such as 5%",
-      share,
-      0,
-    )
-    .option(
-      "--no-notify <share>",
-      "share of requests that are read without notifying prefill, such as 1%: their blocks stay for a lease",
-      share,
-    )
-    .addOption(timeOption("--lease <time>", "the server's kv_lease_duration", "30s"))
-    .optionsGroup("Limits:")
-    .option("--max-failed <n>", "limit of failed requests", wholeNumber, 0)
-    .option("--max-leaked-blocks <n>", "limit of leaked blocks", wholeNumber, 0)
-    .option("--max-p99 <ms>", "limit of the p99 of reading", count)
-    .option("--allow-unknown-leaks", "pass when the server's /metrics do not show its blocks")
-    .optionsGroup("Side channel:");
-  addReachOptions(command)
-    .optionsGroup("Options:")
-    .option("--json", "print a JSON report")
-    .action(run);
+  addPeerCommand(program, "decode").action(run);
 }
 
 async function run(options: Options): Promise<void> {

@@ -1,13 +1,5 @@
 import { KvError } from "@kv/interface";
-import {
-  count,
-  hostAndPort,
-  listOf,
-  oneOf,
-  printDoctorReport,
-  refuseValue,
-  showProgress,
-} from "@kv/program";
+import { printDoctorReport, refuseValue, showProgress } from "@kv/program";
 import type { Command } from "commander";
 import { type Report, reportText } from "../checks/report.js";
 import { pairDoctor } from "../doctor/pair-doctor.js";
@@ -15,14 +7,12 @@ import { readTarget } from "../doctor/target.js";
 import { parseJson } from "../http/http-request.js";
 import type { SideChannelAddress } from "../protocol/remote-engine.js";
 import {
-  addGroupsOptions,
+  addPeerCommand,
   type GroupsOptions,
   givenGroups,
-  handshakeKeyOption,
   interruptSignal,
   openSideChannel,
   type SideChannelOptions,
-  timeOption,
 } from "./options.js";
 
 interface Options extends SideChannelOptions, GroupsOptions {
@@ -58,77 +48,9 @@ interface Options extends SideChannelOptions, GroupsOptions {
 }
 
 export function addDoctor(program: Command): void {
-  const command = program
-    .command("doctor")
-    .description("report why two servers can or cannot transfer KV; exit code 1 when a check fails")
-    .optionsGroup("Servers:")
-    .requiredOption(
-      "--prefill <target>",
-      "the prefill server: http://host:port, or host:port of its side channel alone",
-    )
-    .option("--decode <target>", "the decode server, likewise; without it only prefill is checked")
-    .option("--tp <n>", "tensor-parallel size of both, where they do not announce it", count)
-    .option(
-      "--prefill-tp <n>",
-      "tensor-parallel size of prefill, in place of the announced one",
-      count,
-    )
-    .option(
-      "--decode-tp <n>",
-      "tensor-parallel size of decode, in place of the announced one",
-      count,
-    )
-    .option(
-      "--prefill-side-channel <host:port>",
-      "side channel of prefill, if not announced",
-      hostAndPort,
-    )
-    .option(
-      "--decode-side-channel <host:port>",
-      "side channel of decode, if not announced",
-      hostAndPort,
-    )
-    .addOption(handshakeKeyOption())
-    .optionsGroup("Checks:")
-    .option(
-      "--no-ask",
-      "send no prompt of two tokens; the servers do not announce their side channels then",
-    )
-    .option("--no-bytes", "read no memory of the servers")
-    .option("--limit-mib <n>", "memory to read at most from each server", count, 64)
-    .option("--write", "write prefill's null blocks back as they were read")
-    .option("--backend <names>", "NIXL backends, separated by commas", listOf(String))
-    .addOption(timeOption("--lease <time>", "kv_lease_duration of prefill", "30s"))
-    .option("--timeout <ms>", "limit of one handshake", count, 5000)
-    .optionsGroup("Model, where a check needs it:")
-    .option("--model <name>", "the servers' --model, a factor of the compatibility hash")
-    .option(
-      "--revision <commits>",
-      "commits of the model's repository that the servers may have loaded, where vLLM hashes them",
-      listOf(String),
-    )
-    .option("--code-revision <names>", "their --code-revision, likewise", listOf(String))
-    .option("--dtype <name>", 'dtype of the model, such as "bfloat16"')
-    .option("--kv-heads <n>", "KV heads of the model", count)
-    .option("--head-size <n>", "head size of the model", count)
-    .option("--layers <n>", "layers of the model", count)
-    .option("--attention-backend <name>", "attention backend of the servers")
-    .option("--kv-cache-dtype <name>", "type of the cache, as vLLM names it")
-    .option("--disable-hybrid-kv-cache-manager", "the servers run with this flag")
-    .option(
-      "--speculative-config <json>",
-      "vLLM's setting of the server that has one: its method, model and revision",
-      speculativeConfig,
-    )
-    .option("--transfer-mode <mode>", "pull or push", oneOf("pull", "push"))
-    .option("--vllm-version <version>", "version of the servers, where they do not announce it")
-    .option("--connector-version <n>", "NIXL_CONNECTOR_VERSION of the servers", count);
-  addGroupsOptions(command)
-    .optionsGroup("Options:")
-    .option("--json", "print a JSON report")
-    .action(async (options: Options) => {
-      printDoctorReport(await runDoctor(options), { json: options.json, text: reportText });
-    });
+  addPeerCommand(program, "doctor", { speculativeConfig }).action(async (options: Options) => {
+    printDoctorReport(await runDoctor(options), { json: options.json, text: reportText });
+  });
 }
 
 async function runDoctor(options: Options): Promise<Report> {

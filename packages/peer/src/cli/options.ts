@@ -6,12 +6,24 @@ import {
   silentLog,
 } from "@kv/interface";
 import { groupsOfConfig } from "@kv/kv-plan";
-import { duration, listOf, oneOf, onInterrupt, port, printError } from "@kv/program";
+import { addCommand, oneOf, onInterrupt, printError, type ValueReader } from "@kv/program";
 import { readHandshakeKeys, zmqSideChannel } from "@kv/side-channel";
-import { type Command, Option } from "commander";
+import type { Command } from "commander";
 import { serverUrl } from "../doctor/target.js";
 import { EngineServer } from "../http/engine-server.js";
 import type { GivenGroups } from "../protocol/cache-groups.js";
+import table from "./options.json" with { type: "json" };
+
+const cacheKind = oneOf(...KV_CACHE_KINDS);
+
+/** `readers`: of kinds of values that only this command has. */
+export function addPeerCommand(
+  program: Command,
+  name: keyof typeof table.commands,
+  readers: Readonly<Record<string, ValueReader>> = {},
+): Command {
+  return addCommand(program, name, table, { engineServer, cacheKind, ...readers });
+}
 
 /** Time to free what the servers keep for a command. */
 const RELEASE_MS = 5_000;
@@ -31,20 +43,6 @@ export interface GroupsOptions {
   readonly config?: string;
 }
 
-export function addGroupsOptions(command: Command): Command {
-  return command
-    .option(
-      "--config <file>",
-      "config.json of the model: the kinds of its KV cache groups follow from it",
-    )
-    .addOption(
-      new Option(
-        "--groups <kinds>",
-        "kind of each KV cache group, such as full,mamba, where handshakes do not say it and there is no config.json",
-      ).argParser(listOf(oneOf(...KV_CACHE_KINDS))),
-    );
-}
-
 /** @throws `KV_CONFIG_INVALID` for both flags; those of `groupsOfConfig`. */
 export async function givenGroups({
   groups,
@@ -61,13 +59,6 @@ export async function givenGroups({
 
 export interface SideChannelOptions {
   readonly handshakeKeyFile?: string;
-}
-
-export function handshakeKeyOption(): Option {
-  return new Option(
-    "--handshake-key-file <file>",
-    "file with the key of the side channels, where the engines have one (handshake_key_file)",
-  );
 }
 
 /** @throws `KV_CONFIG_INVALID` for a key file that cannot be used. */
@@ -89,29 +80,7 @@ export interface ReachOptions extends SideChannelOptions {
   readonly sideChannelPort: number;
 }
 
-export function addReachOptions(command: Command): Command {
-  return command
-    .option(
-      "--side-channel-host <host>",
-      "host at which a server that pushes reaches this one",
-      "127.0.0.1",
-    )
-    .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 0)
-    .addOption(handshakeKeyOption());
-}
-
-export const valueTypeOption = () =>
-  new Option("--type <type>", "type of the values in KV; bytes are compared when absent").choices([
-    "float32",
-    "float16",
-    "bfloat16",
-  ]);
-
 /** Equal lengths give equal prompts, so recordings can be compared. */
 export function fixedPrompt(length: number, index: number): readonly number[] {
   return Array.from({ length }, (_, at) => ((7 * at * at + 3 * at + 11 + 37 * index) % 900) + 10);
-}
-
-export function timeOption(flags: string, description: string, usual: string): Option {
-  return new Option(flags, description).argParser(duration).default(duration(usual), usual);
 }

@@ -1,18 +1,16 @@
 import { memoryMetrics } from "@kv/connector";
 import { nixlTransport } from "@kv/nixl";
-import { count, onInterrupt, port, print } from "@kv/program";
+import { onInterrupt, print } from "@kv/program";
 import type { Command } from "commander";
 import { openHeadlessPrefill } from "../headless/headless-prefill.js";
 import { PrefillServer } from "../headless/prefill-server.js";
 import { openRecording } from "../recording/recording.js";
 import {
-  addGroupsOptions,
+  addPeerCommand,
   type GroupsOptions,
   givenGroups,
-  handshakeKeyOption,
   openSideChannel,
   type ReachOptions,
-  timeOption,
 } from "./options.js";
 
 interface Options extends ReachOptions, GroupsOptions {
@@ -25,28 +23,7 @@ interface Options extends ReachOptions, GroupsOptions {
 }
 
 export function addPrefill(program: Command): void {
-  const command = program
-    .command("prefill")
-    .description("a prefill worker without a model: serve the KV of a recording to decode workers")
-    .requiredOption("--from <folder>", "the recording's folder")
-    .option("--host <host>", "address to listen on", "127.0.0.1")
-    .option("--port <port>", "HTTP port; 0 takes a free one", port, 8100)
-    .option("--side-channel-host <host>", "host that decode workers shake hands with", "127.0.0.1")
-    .option(
-      "--side-channel-port <port>",
-      "port of the side channel; 0 takes a free one",
-      port,
-      5600,
-    )
-    .addOption(handshakeKeyOption())
-    .addOption(timeOption("--lease <time>", "how long blocks are kept for a decode worker", "30s"));
-  addGroupsOptions(command)
-    .option("--blocks <n>", "blocks of the cache", count, 256)
-    .option(
-      "--any-prompt",
-      "serve prompts that were not recorded with the KV of recorded ones: for load tests, not for answers",
-    )
-    .action(serve);
+  addPeerCommand(program, "prefill").action(serve);
 }
 
 async function serve(options: Options): Promise<void> {

@@ -1,21 +1,18 @@
 import { nixlTransport } from "@kv/nixl";
-import { count, listOf, number, print, printJson, showProgress } from "@kv/program";
+import { print, printJson, showProgress } from "@kv/program";
 import type { Command } from "commander";
 import type { EngineServer } from "../http/engine-server.js";
 import { type DiffOptions, diffRecordings } from "../recording/diff.js";
 import { record } from "../recording/record.js";
 import { openRecording } from "../recording/recording.js";
 import {
-  addGroupsOptions,
-  addReachOptions,
-  engineServer,
+  addPeerCommand,
   fixedPrompt,
   type GroupsOptions,
   givenGroups,
   interruptSignal,
   openSideChannel,
   type ReachOptions,
-  valueTypeOption,
 } from "./options.js";
 
 interface RecordFlags extends ReachOptions, GroupsOptions {
@@ -27,24 +24,7 @@ interface RecordFlags extends ReachOptions, GroupsOptions {
 }
 
 export function addRecord(program: Command): void {
-  const command = program
-    .command("record")
-    .description("store the handshakes of a running pair and the KV of prompts")
-    .requiredOption("--prefill <url>", "the prefill server's HTTP port", engineServer)
-    .option(
-      "--decode <url>",
-      "a decode server that continues from the same KV; its tokens are recorded",
-      engineServer,
-    )
-    .requiredOption("--to <folder>", "folder of the recording")
-    .option(
-      "--prompt-tokens <n,…>",
-      "lengths of the prompts; the same lengths give the same prompts",
-      listOf(count),
-      [100],
-    )
-    .option("--output-tokens <n>", "tokens that the decode server generates per prompt", count, 16);
-  addReachOptions(addGroupsOptions(command)).action(runRecord);
+  addPeerCommand(program, "record").action(runRecord);
 }
 
 async function runRecord(flags: RecordFlags): Promise<void> {
@@ -79,16 +59,10 @@ interface DiffFlags extends GroupsOptions {
 }
 
 export function addDiff(program: Command): void {
-  const command = program
-    .command("diff")
-    .description(
-      "compare two recordings; exit code 1 when KV, tokens or anything that matters for pairing differs",
-    )
+  addPeerCommand(program, "diff")
     .argument("<one>", "folder of a recording")
     .argument("<other>", "folder of another recording")
-    .addOption(valueTypeOption())
-    .option("--tolerance <x>", "largest difference of two values that counts as equal", number);
-  addGroupsOptions(command).option("--json", "print JSON").action(runDiff);
+    .action(runDiff);
 }
 
 async function runDiff(one: string, other: string, flags: DiffFlags): Promise<void> {

@@ -2,7 +2,7 @@ import { setTimeout } from "node:timers/promises";
 import { connectionLimits, HttpServer, send } from "@kv/http";
 import { KvError, systemClock, systemRandom } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
-import { count, each, httpUrl, number, port, print, printError } from "@kv/program";
+import { print, printError } from "@kv/program";
 import type { Command } from "commander";
 import type { Check } from "../checks/report.js";
 import { answerError } from "../headless/prefill-server.js";
@@ -19,8 +19,7 @@ import {
   type WatchRound,
 } from "../watch/watch.js";
 import {
-  addGroupsOptions,
-  addReachOptions,
+  addPeerCommand,
   engineServer,
   fixedPrompt,
   type GroupsOptions,
@@ -28,8 +27,6 @@ import {
   interruptSignal,
   openSideChannel,
   type ReachOptions,
-  timeOption,
-  valueTypeOption,
 } from "./options.js";
 
 interface WatchFlags extends ReachOptions, GroupsOptions {
@@ -60,48 +57,7 @@ export const WATCH_METRICS_LIMITS = {
 const WEBHOOK_TIMEOUT_MS = 10_000;
 
 export function addWatch(program: Command): void {
-  const command = program
-    .command("watch")
-    .description(
-      "check serving pairs at an interval: KV and tokens of a canary prompt, counters of trouble, addresses; exit code 1 with --once when something was found",
-    )
-    .requiredOption(
-      "--pair <url...>",
-      "PREFILL_URL,DECODE_URL of a pair that serves requests; PREFILL_URL alone compares only KV",
-      each(readPair),
-    )
-    .option(
-      "--against <folder>",
-      "a recording of the same version whose first prompt is the canary (default: the first prefill server that answers is the reference)",
-    )
-    .addOption(timeOption("--interval <time>", "time between two rounds", "60s"))
-    .option(
-      "--once",
-      "one round; exit code 1 when it finds something, 2 when a server does not answer",
-    )
-    .option(
-      "--prompt-tokens <n>",
-      "tokens of the canary; a multiple of the block size covers every block",
-      count,
-      128,
-    )
-    .option("--output-tokens <n>", "tokens that the decode server generates", count, 8)
-    .addOption(valueTypeOption())
-    .option(
-      "--tolerance <x>",
-      "largest difference of two values that counts as equal (default: by --type)",
-      number,
-    );
-  addReachOptions(addGroupsOptions(command))
-    .option("--metrics-host <host>", "address of the metrics", "127.0.0.1")
-    .option(
-      "--metrics-port <port>",
-      "serve Prometheus metrics at /metrics; 0 takes a free port",
-      port,
-    )
-    .option("--webhook <url>", "POST each new finding as JSON", httpUrl)
-    .option("--json", "print one line of JSON per round")
-    .action(watch);
+  addPeerCommand(program, "watch", { pair: readPair }).action(watch);
 }
 
 async function watch(flags: WatchFlags): Promise<void> {

@@ -12,6 +12,7 @@ import {
   speculativeForms,
 } from "@kv/protocol";
 import { type Check, check, type Role } from "../checks/report.js";
+import factorFixes from "./factor-fixes.json" with { type: "json" };
 import type { ServerFacts } from "./server-facts.js";
 import { versionsWithFields } from "./versions.js";
 
@@ -163,22 +164,7 @@ function list(differences: readonly FactorDifference[]): string {
     .join("; ");
 }
 
-const FIXES: Readonly<Record<string, string>> = {
-  vllm_version: "run one version of vLLM on both sides",
-  nixl_connector_version: "run one version of vLLM on both sides",
-  cross_layers_blocks: "run one version of vLLM on both sides",
-  revision:
-    "start both servers with one --revision: they have loaded different weights, and D would go on from KV of others",
-  code_revision: "start both servers with one --code-revision",
-  model:
-    "start both servers with the same --model string: the hash contains the string, not the weights",
-  dtype: "give both the same --dtype",
-  attn_backend_name: "give both the same attention backend (--attention-backend)",
-  cache_dtype: "give both the same --kv-cache-dtype",
-  is_hma_enabled: "set --disable-hybrid-kv-cache-manager on both or on neither",
-  speculative_config: "give both the same --speculative-config",
-  transfer_mode: "use NixlConnector (pull) or NixlPushConnector on both",
-};
+const FIXES: Readonly<Record<string, string>> = factorFixes;
 
 function fixOf(differences: readonly FactorDifference[]): string {
   const fixes = differences.map(

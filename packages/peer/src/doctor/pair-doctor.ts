@@ -1,6 +1,6 @@
 import { KvError, type SideChannel } from "@kv/interface";
 import { reportOfChecks } from "@kv/program";
-import type { Check, Report, Role } from "../checks/report.js";
+import { type Check, check, type Report, type Role } from "../checks/report.js";
 import { EngineServer } from "../http/engine-server.js";
 import type { GivenGroups } from "../protocol/cache-groups.js";
 import { readAllRanks, type SideChannelAddress, sideChannelOf } from "../protocol/remote-engine.js";
@@ -9,9 +9,8 @@ import { readHttp } from "./http-checks.js";
 import { type MemoryCheckOptions, memoryChecks } from "./memory/memory-checks.js";
 import { planChecks } from "./plan-checks.js";
 import type { HttpFacts, ServerFacts } from "./server-facts.js";
-import { readSideChannel } from "./side-channel-checks.js";
+import { readSideChannel, roundTripMs } from "./side-channel-checks.js";
 import { isLoopback, type Target } from "./target.js";
-import { clockChecks, DEFAULT_LEASE_MS, leaseChecks } from "./time-checks.js";
 import { versionChecks } from "./versions.js";
 
 /** Options of `pairDoctor`. */
@@ -138,4 +137,46 @@ function chooseAddress(
   if (remotePrefill !== undefined) return { ...sideChannelOf(remotePrefill), source: "server" };
   if (given !== undefined) return { ...given, source: "user" };
   return { host: target.host, port: DEFAULT_PORT, source: "default" };
+}
+
+const DEFAULT_LEASE_MS = 30_000;
+const MARGIN = 2;
+const SLOW_ROUND_TRIP_MS = 500;
+
+/**
+ * In pull, D's heartbeats extend P's lease while D's engine steps. In push, vLLM's heartbeats do
+ * not reach P's request (vllm-project/vllm#53244).
+ */
+export function leaseChecks(
+  { remotePrefill }: ServerFacts,
+  { queueTime }: ServerFacts,
+  leaseMs: number,
+): Check[] {
+  if (queueTime === undefined) return [];
+  const { requests, p99Seconds } = queueTime;
+  const leaseSeconds = leaseMs / 1000;
+  const isMeasured = Number.isFinite(p99Seconds);
+  const limit = isMeasured ? `at most ${p99Seconds} s` : "longer than the metric's largest bucket";
+  const found = `99 % of ${requests} requests waited ${limit} in the queue; a lease lasts ${leaseSeconds} s`;
+  const details = { requests, p99Seconds: isMeasured ? p99Seconds : null, leaseSeconds };
+  const neededSeconds = p99Seconds * MARGIN;
+  if (neededSeconds <= leaseSeconds)
+    return [check("decode.lease", "lease", "ok", found, undefined, details)];
+  const but =
+    remotePrefill?.transferMode === "push"
+      ? "because vLLM's heartbeats do not extend a push lease"
+      : "unless heartbeats of D arrive in time";
+  const wanted = isMeasured ? `to at least ${Math.ceil(neededSeconds)}` : "further";
+  const freed = `${found} (--lease): P frees the blocks of a request that waits longer, ${but}`;
+  const fix = `raise kv_lease_duration in kv_connector_extra_config ${wanted} on both servers, or add decode servers`;
+  return [check("decode.lease", "lease", "warn", freed, fix, details)];
+}
+
+function clockChecks({ role, clockSamples = [] }: ServerFacts): Check[] {
+  if (clockSamples.length === 0) return [];
+  const rttMs = Math.min(...clockSamples.map(roundTripMs));
+  const found = `the end of a lease is known to within ${Math.max(0.1, rttMs / 2).toFixed(1)} ms (round trip ${rttMs.toFixed(1)} ms)`;
+  const isSlow = rttMs > SLOW_ROUND_TRIP_MS;
+  const fix = isSlow ? "the server or the network is slow: raise kv_lease_duration" : undefined;
+  return [check(`clocks.${role}`, `clock of ${role}`, isSlow ? "warn" : "ok", found, fix)];
 }

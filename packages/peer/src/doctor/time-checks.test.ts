@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { leaseChecks } from "./time-checks.js";
+import { leaseChecks } from "./pair-doctor.js";
 
 // advice.test.ts has queue times with and without a long enough lease.
 

@@ -1,15 +1,18 @@
 import { readTransferConfig } from "@kv/connector";
+import { delegateTo } from "@kv/connector/building-blocks";
 import { hasStates, rankGeometry } from "@kv/fleet";
 import {
+  type Agent,
   ambient,
   type ConnectorModule,
   type ConnectorRequest,
   type KvCacheKind,
   type KvTransferParams,
   type Random,
+  type Transport,
 } from "@kv/interface";
 import { type CacheKind, registerCacheKind } from "@kv/plan";
-import type { AgentMetadata, RemotePrefillParams } from "@kv/protocol";
+import { type AgentMetadata, decodeDone, type RemotePrefillParams } from "@kv/protocol";
 import type { CallOptions, EngineServer } from "../http/engine-server.js";
 import { groupsOfRegion } from "../protocol/cache-groups.js";
 import {
@@ -197,4 +200,39 @@ export async function openMatchingDecode(
   const announcedHash = compatibilityHash;
   const decode = await openHeadlessDecode({ ...reach, ...settings, announcedHash });
   return { decode, metadata, settings, numBlocks };
+}
+
+export interface NotificationFilter {
+  readonly transport: Transport;
+  drop(remoteRequestId: string): void;
+}
+
+/** Hides some READs from P, as if D had died. */
+export function filterNotifications(transport: Transport): NotificationFilter {
+  const dropped = new Set<string>();
+
+  function isDropped(payload: Uint8Array | undefined): boolean {
+    if (payload === undefined || dropped.size === 0) return false;
+    const done = decodeDone(payload);
+    return done !== undefined && dropped.has(done.requestId);
+  }
+
+  function filtered(agent: Agent): Agent {
+    return delegateTo(agent, {
+      transfer(request) {
+        if (!isDropped(request.notification)) return agent.transfer(request);
+        const { notification: _, ...rest } = request;
+        return agent.transfer(rest);
+      },
+      notify: (remote, payload) =>
+        isDropped(payload) ? Promise.resolve() : agent.notify(remote, payload),
+    });
+  }
+
+  return {
+    drop: (remoteRequestId) => void dropped.add(remoteRequestId),
+    transport: delegateTo(transport, {
+      createAgent: async (options) => filtered(await transport.createAgent(options)),
+    }),
+  };
 }

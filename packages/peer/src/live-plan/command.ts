@@ -1,20 +1,11 @@
 import { KvError } from "@kv/interface";
 import { addReportOptions, MAX_RANKS, printReport, type ReportOptions } from "@kv/kv-plan";
-import {
-  count,
-  each,
-  type HostAndPort,
-  hostAndPort,
-  listOf,
-  print,
-  wholeNumberFrom,
-} from "@kv/program";
+import { type HostAndPort, listOf, print, wholeNumberFrom } from "@kv/program";
 import type { Command } from "commander";
 import {
-  addGroupsOptions,
+  addPeerCommand,
   type GroupsOptions,
   givenGroups,
-  handshakeKeyOption,
   openSideChannel,
   type SideChannelOptions,
 } from "../cli/options.js";
@@ -30,27 +21,7 @@ interface Options extends ReportOptions, SideChannelOptions, GroupsOptions {
 }
 
 export function addPlan(program: Command): void {
-  const command = program
-    .command("plan")
-    .description(
-      "show how the KV cache of one running engine gets to another: both side channels are asked, no KV is moved; exit code 1 when the pair is refused or its plan is not proven",
-    )
-    .requiredOption(
-      "--from <host:port>",
-      "side channel of an engine; twice: prefill, then decode",
-      each(hostAndPort),
-    )
-    .requiredOption(
-      "--tp <size>",
-      "tensor parallel size; once for both engines, or twice",
-      collectSizes,
-    )
-    .option("--kv-heads <count>", "KV heads of the model", count);
-  addGroupsOptions(command)
-    .option("--kv-cache-dtype <name>", "type of the cache, as vLLM names it")
-    .addOption(handshakeKeyOption())
-    .option("--timeout <ms>", "for the handshake of each engine", count, 5000);
-  addReportOptions(command).action(run);
+  addReportOptions(addPeerCommand(program, "plan", { sizes: collectSizes })).action(run);
 }
 
 async function run(options: Options): Promise<void> {

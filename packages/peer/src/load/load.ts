@@ -4,12 +4,13 @@ import { UNWRITTEN_BYTE } from "../headless/headless-decode.js";
 import type { Reach } from "../headless/headless-engine.js";
 import {
   decodeRequest,
+  filterNotifications,
   type MatchingDecode,
+  type NotificationFilter,
   openMatchingDecode,
   type PrefilledPrompt,
   prefillPrompt,
 } from "../headless/matching-decode.js";
-import { filterNotifications, type NotificationFilter } from "../headless/notification-filter.js";
 import type { EngineServer } from "../http/engine-server.js";
 import { countRemoteBlocks } from "../protocol/remote-engine.js";
 import { checkLeaks, type LeakReport, readUsedBlocks, sleep } from "./block-leaks.js";

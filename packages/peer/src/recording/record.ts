@@ -3,12 +3,12 @@ import type { RemotePrefillParams } from "@kv/protocol";
 import type { Reach } from "../headless/headless-engine.js";
 import {
   decodeRequest,
+  filterNotifications,
   type MatchingDecode,
   openMatchingDecode,
   type PrefilledPrompt,
   prefillPrompt,
 } from "../headless/matching-decode.js";
-import { filterNotifications } from "../headless/notification-filter.js";
 import { type EngineServer, PROBE_PROMPT } from "../http/engine-server.js";
 import {
   type GivenGroups,

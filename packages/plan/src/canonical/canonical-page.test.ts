@@ -3,8 +3,7 @@ import { gunzipSync } from "node:zlib";
 import { KvError } from "@kv/interface";
 import fc from "fast-check";
 import { describe, expect, it, test } from "vitest";
-import { type CanonicalLayer, canonicalPage } from "./canonical-page.js";
-import { proveCanonical } from "./prove-canonical.js";
+import { type CanonicalLayer, canonicalPage, proveCanonical } from "./canonical-page.js";
 
 interface Case {
   readonly in: {

@@ -3,12 +3,12 @@ import { freemem } from "node:os";
 import { join } from "node:path";
 import { KvError, silentLog } from "@kv/interface";
 import { describePlugins, findLibrary, nixlTransport } from "@kv/nixl";
-import { checksText, printDoctorReport, reportOfChecks, size } from "@kv/program";
-import { type Command, Option } from "commander";
+import { checksText, printDoctorReport, reportOfChecks } from "@kv/program";
+import type { Command } from "commander";
 import { BlockFile } from "../block-file.js";
 import { BlockPool } from "../block-pool.js";
 import { openNixlDisk } from "../nixl-disk.js";
-import { addNamespaceOptions, type NamespaceOptions, namespaceOf } from "./namespace-options.js";
+import { addPoolCommand, type NamespaceOptions, namespaceOf } from "./namespace-options.js";
 
 interface DoctorOptions extends NamespaceOptions {
   readonly memory: number;
@@ -32,30 +32,17 @@ const PROBE_BYTES = 2 ** 20;
 const PROBE_BLOCKS = 32;
 
 export function addDoctor(program: Command): void {
-  const command = program
-    .command("doctor")
-    .description(
-      "check what a pool needs: NIXL, memory, files, and a vLLM server's P2P tier; exit code 1 when a check fails",
-    );
-  addNamespaceOptions(command)
-    .addOption(
-      new Option("--memory <size>", "host memory for blocks")
-        .argParser(size)
-        .default(2 ** 30, "1GiB"),
-    )
-    .option("--files <folder>", "write, sync and read blocks there")
-    .option("--json", "print a JSON report")
-    .action(async (options: DoctorOptions) => {
-      printDoctorReport(reportOfChecks(await checks(options)), {
-        json: options.json,
-        text: (report) =>
-          checksText(report, {
-            ok: "a pool can run here",
-            warn: "a pool can run here, with less than was asked for",
-            fail: "a pool cannot run here so",
-          }),
-      });
+  addPoolCommand(program, "doctor").action(async (options: DoctorOptions) => {
+    printDoctorReport(reportOfChecks(await checks(options)), {
+      json: options.json,
+      text: (report) =>
+        checksText(report, {
+          ok: "a pool can run here",
+          warn: "a pool can run here, with less than was asked for",
+          fail: "a pool cannot run here so",
+        }),
     });
+  });
 }
 
 async function checks(options: DoctorOptions): Promise<Check[]> {

@@ -1,8 +1,9 @@
 import { KvError, type Log } from "@kv/interface";
-import { hostAndPort, size } from "@kv/program";
+import { addCommand, hostAndPort, type ValueReader } from "@kv/program";
 import { type HandshakeKeys, readHandshakeKeys } from "@kv/side-channel";
 import { askNamespace, type Namespace } from "@kv/tier";
 import type { Command } from "commander";
+import table from "./options.json" with { type: "json" };
 
 /** Flags that both commands have. */
 export interface NamespaceOptions {
@@ -19,21 +20,12 @@ const peer = (text: string): string => {
   return text;
 };
 
-export function addNamespaceOptions(command: Command): Command {
-  return command
-    .option("--host <host>", "address of this host that vLLM servers can dial", "127.0.0.1")
-    .option(
-      "--like <host:port>",
-      "ask the P2P tier of a vLLM server for the next three values",
-      peer,
-    )
-    .option("--block-length <size>", "bytes of a block of vLLM's primary tier", size)
-    .option("--fingerprint <text>", "of the model's configuration, as vLLM's P2P tier sends it")
-    .option(
-      "--hash-seed <text>",
-      "first input of block hashes: PYTHONHASHSEED, or vLLM's own value",
-    )
-    .option("--handshake-key-file <file>", "encrypt the side channel, and so refuse plain vLLM");
+export function addPoolCommand(
+  program: Command,
+  name: keyof typeof table.commands,
+  readers: Readonly<Record<string, ValueReader>> = {},
+): Command {
+  return addCommand(program, name, table, { peer, ...readers });
 }
 
 /** @throws `KV_CONFIG_INVALID` for a key file that cannot be used. */

@@ -1,30 +1,13 @@
 import { AdminServer, jsonLog, LOG_LEVELS, type LogLevel } from "@kv/fleet/front-end";
 import { KvError, systemClock } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
-import {
-  count,
-  duration,
-  each,
-  hostAndPort,
-  httpUrl,
-  oneOf,
-  port,
-  print,
-  printError,
-  refuseValue,
-  size,
-} from "@kv/program";
+import { hostAndPort, oneOf, print, printError, refuseValue } from "@kv/program";
 import { readTcpEndpoint } from "@kv/side-channel";
 import type { BlockHashAlgorithm } from "@kv/tier";
-import { type Command, Option } from "commander";
+import type { Command } from "commander";
 import type { Engine } from "../copier.js";
 import { openPool } from "../pool.js";
-import {
-  addNamespaceOptions,
-  keysOf,
-  type NamespaceOptions,
-  namespaceOf,
-} from "./namespace-options.js";
+import { addPoolCommand, keysOf, type NamespaceOptions, namespaceOf } from "./namespace-options.js";
 import { poolOperations } from "./pool-operations.js";
 
 interface ServeOptions extends NamespaceOptions {
@@ -34,7 +17,7 @@ interface ServeOptions extends NamespaceOptions {
   readonly objects?: string;
   readonly objectsEndpoint?: string;
   readonly filesLimit: number;
-  readonly engine: Engine[];
+  readonly engine?: Engine[];
   readonly hashAlgorithm: BlockHashAlgorithm;
   readonly blocksPerChunk: number;
   readonly writeThrough?: true;
@@ -45,64 +28,8 @@ interface ServeOptions extends NamespaceOptions {
   readonly logLevel: LogLevel;
 }
 
-const DEFAULT_BYTES = 2 ** 30;
-
 export function addServe(program: Command): void {
-  const command = program
-    .command("serve")
-    .description("serve blocks to vLLM servers, and copy theirs; SIGTERM drains it");
-  addNamespaceOptions(command)
-    .option("--port <port>", "of the P2P tier; 0 takes a free one", port, 5710)
-    .addOption(
-      new Option("--memory <size>", "host memory for blocks")
-        .argParser(size)
-        .default(DEFAULT_BYTES, "1GiB"),
-    )
-    .option("--files <folder>", "keep all blocks in a file there, through NIXL's backend POSIX")
-    .option(
-      "--objects <bucket>",
-      "keep them in objects instead, through NIXL's backend OBJ; credentials and region as AWS's SDK finds them",
-    )
-    .option("--objects-endpoint <url>", "of a store that is not AWS's", httpUrl)
-    .addOption(
-      new Option("--files-limit <size>", "the longest that the file, or all objects, may be")
-        .argParser(size)
-        .default(16 * DEFAULT_BYTES, "16GiB"),
-    )
-    .addOption(
-      new Option(
-        "--engine <peer,events[,replay]>",
-        "copy from this vLLM server: HOST:PORT of its P2P tier, and the endpoints of its KV events, such as 10.0.0.7:5710,tcp://10.0.0.7:5557; may be repeated",
-      )
-        .argParser(each(engine))
-        .default([], "none"),
-    )
-    .addOption(
-      new Option("--hash-algorithm <name>", "vLLM's --prefix-caching-hash-algo")
-        .argParser(oneOf("sha256", "sha256_cbor"))
-        .default("sha256"),
-    )
-    .option(
-      "--blocks-per-chunk <n>",
-      "blocks_per_chunk of vLLM's kv_connector_extra_config",
-      count,
-      1,
-    )
-    .option("--write-through", "copy all that the engines store, not only what is used again")
-    .option("--copies <n>", "prefixes that are copied at a time", count, 2)
-    .option("--admin-host <host>", "address of the admin routes", "127.0.0.1")
-    .option(
-      "--admin-port <port>",
-      "serve /status, /metrics, /health, /blocks and /copies there",
-      port,
-    )
-    .addOption(
-      new Option("--drain <time>", "the longest wait for peers at SIGTERM")
-        .argParser(duration)
-        .default(10_000, "10s"),
-    )
-    .option("--log-level <level>", "lowest level on stderr", oneOf(...LOG_LEVELS), "info")
-    .action(serve);
+  addPoolCommand(program, "serve", { engine, logLevel: oneOf(...LOG_LEVELS) }).action(serve);
 }
 
 /** `HOST:PORT,EVENTS[,REPLAY]`. */

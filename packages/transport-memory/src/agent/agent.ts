@@ -1,10 +1,9 @@
-import { type Agent, KvError, type Log, type Registration } from "@kv/interface";
+import { type Agent, KvError, type Log, type Notification, type Registration } from "@kv/interface";
 import { MemoryMap, type MemoryRecord } from "../memory/memory.js";
 import type { MemoryHost } from "../network/host.js";
 import type { AgentEndpoint, Fabric, PeerAddress } from "../network/network.js";
 import { AgentTransfers } from "../transfer/transfers.js";
 import { type DescribedMemory, decodeMetadata, encodeMetadata } from "./metadata.js";
-import { NotificationInbox } from "./notification-inbox.js";
 import { PreparedLists } from "./prepared-lists.js";
 
 export interface MemoryAgentOptions {
@@ -233,4 +232,66 @@ export function memoryAgent(options: MemoryAgentOptions): MemoryAgent {
     },
   };
   return agent;
+}
+
+type Waiting = ((result: IteratorResult<Notification>) => void)[];
+
+class NotificationInbox {
+  readonly #owner: string;
+  readonly #unread: Notification[] = [];
+  #waiting: Waiting | undefined;
+  #closed = false;
+
+  constructor(owner: string) {
+    this.#owner = owner;
+  }
+
+  push(notification: Notification): void {
+    if (this.#closed) return;
+    const resolve = this.#waiting?.shift();
+    if (resolve === undefined) this.#unread.push(notification);
+    else resolve({ done: false, value: notification });
+  }
+
+  /** @throws `KV_NOTIFICATION_INVALID` while another iterator is open. */
+  iterate(): AsyncIterableIterator<Notification> {
+    if (this.#waiting !== undefined) {
+      throw new KvError(
+        "KV_NOTIFICATION_INVALID",
+        `another iterator reads the notifications of agent ${this.#owner}`,
+        { hint: "end the other iterator first: break out of its loop, or call its return()" },
+      );
+    }
+    const own: Waiting = [];
+    this.#waiting = own;
+    const next = (): Promise<IteratorResult<Notification>> => {
+      if (this.#closed || this.#waiting !== own)
+        return Promise.resolve({ done: true, value: undefined });
+      const value = this.#unread.shift();
+      if (value !== undefined) return Promise.resolve({ done: false, value });
+      return new Promise((resolve) => void own.push(resolve));
+    };
+    return {
+      next,
+      return: () => {
+        if (this.#waiting === own) this.#endIterator();
+        return Promise.resolve({ done: true, value: undefined });
+      },
+      [Symbol.asyncIterator]() {
+        return this;
+      },
+    };
+  }
+
+  close(): void {
+    this.#closed = true;
+    this.#unread.length = 0;
+    this.#endIterator();
+  }
+
+  #endIterator(): void {
+    const waiting = this.#waiting ?? [];
+    this.#waiting = undefined;
+    for (const resolve of waiting) resolve({ done: true, value: undefined });
+  }
 }

@@ -5,7 +5,7 @@ import { memoryNetwork, memorySideChannel, sceneNetwork } from "@kv/transport-me
 import { expect, it } from "vitest";
 import { engineIdentity } from "../engine-identity.js";
 import { manualClock } from "../manual-clock.js";
-import { simConfig } from "../simulator/sim-config.js";
+import { simConfig } from "../simulator/sim-options.js";
 
 const FULL = { blockTokens: 16, windowTokens: undefined, layers: 1 } as const;
 const TP_SIZES: readonly [number, number][] = [

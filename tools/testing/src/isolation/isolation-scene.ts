@@ -1,4 +1,10 @@
-import type { ConnectorModule, KvTransferParams, SideChannel } from "@kv/interface";
+import type {
+  ConnectorModule,
+  KvTransferParams,
+  Notification,
+  SideChannel,
+  Transport,
+} from "@kv/interface";
 import { decodeHandshakeReply, decodeNotification, encodeHandshakeRequest } from "@kv/protocol";
 import { memorySideChannel, seededRandom } from "@kv/transport-memory";
 import fc from "fast-check";
@@ -12,7 +18,6 @@ import {
   OTHER_PROMPTS,
   POISONING_PARAMS,
 } from "./attacks.js";
-import { injectableTransport } from "./injectable-transport.js";
 import { believing, copying, type TakenOut, withProof } from "./taken-out.js";
 
 interface HonestRequest {
@@ -273,4 +278,62 @@ function rememberRegistration(
   const { secret, incarnation } = (kv_peer ?? {}) as { secret?: unknown; incarnation?: unknown };
   secrets.set(String(request_id), String(secret));
   decode.incarnation = String(incarnation);
+}
+
+/**
+ * Agents get forged notifications besides the real ones. `rewrite` changes each payload on its way:
+ * so a test takes out a check of the receiver.
+ */
+function injectableTransport(
+  rewrite: (payload: Uint8Array) => Uint8Array = (payload) => payload,
+  sent: (payload: Uint8Array) => void = () => {},
+) {
+  const inboxes: ((payload: Uint8Array) => void)[] = [];
+  return {
+    /** As from each agent that the receiver knows, and from an unknown one. */
+    inject(payload: Uint8Array): void {
+      for (const inbox of inboxes) inbox(payload);
+    },
+    wrap: (transport: Transport): Transport => ({
+      ...transport,
+      async createAgent(options) {
+        const agent = await transport.createAgent(options);
+        const known = new Set<string>();
+        const forged: Notification[] = [];
+        let wake: () => void = () => {};
+        inboxes.push((payload) => {
+          for (const from of ["a stranger", ...known]) forged.push({ from, payload });
+          wake();
+        });
+        return {
+          ...agent,
+          async addRemote(metadata) {
+            const name = await agent.addRemote(metadata);
+            known.add(name);
+            return name;
+          },
+          async notify(remote, payload) {
+            sent(payload);
+            await agent.notify(remote, payload);
+          },
+          async *notifications() {
+            const real = agent.notifications();
+            let next = real.next();
+            for (;;) {
+              const woken = new Promise<undefined>((resolve) => {
+                wake = () => resolve(undefined);
+              });
+              const arrived = forged.length > 0 ? undefined : await Promise.race([next, woken]);
+              for (const { from, payload } of forged.splice(0))
+                yield { from, payload: rewrite(payload) };
+              if (arrived === undefined) continue;
+              if (arrived.done === true) return;
+              next = real.next();
+              yield { from: arrived.value.from, payload: rewrite(arrived.value.payload) };
+            }
+          },
+        };
+      },
+    }),
+  };
 }

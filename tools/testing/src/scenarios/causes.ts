@@ -1,7 +1,7 @@
-import type { ConnectorModule } from "@kv/interface";
+import { delegateTo } from "@kv/connector/building-blocks";
+import type { ConnectorModule, ConnectorRequest } from "@kv/interface";
 import { expect, it } from "vitest";
 import { createScenario, prompt } from "./scenario.js";
-import { withoutTokens } from "./without-tokens.js";
 
 /** `sides`: how an error names P's engine, and D's. */
 export function itNamesTheCause(
@@ -33,5 +33,20 @@ export function itNamesTheCause(
       message: expect.stringContaining(`${who} handed its connector no token ids`) as string,
     });
     await play.clock.advance(50);
+  });
+}
+
+/** A connector whose engine hands it no token ids. */
+function withoutTokens(module: ConnectorModule): ConnectorModule {
+  const bare = (request: ConnectorRequest) => ({ ...request, promptTokenIds: undefined });
+  return delegateTo(module, {
+    async createScheduler(options) {
+      const inner = await module.createScheduler(options);
+      return delegateTo(inner, {
+        matchedTokens: (request, ...rest) => inner.matchedTokens(bare(request), ...rest),
+        afterAllocation: (request, ...rest) => inner.afterAllocation(bare(request), ...rest),
+        requestFinished: (request, ...rest) => inner.requestFinished(bare(request), ...rest),
+      });
+    },
   });
 }

@@ -1,14 +1,24 @@
 import { createRanks } from "@kv/conformance/engine/ranks";
 import { createSides } from "@kv/conformance/engine/sides";
 import { cpuPlatform, cudaPlatform, readTransferConfig } from "@kv/connector";
-import { type AmbientOptions, type KvCacheConfig, noMetrics, silentLog } from "@kv/interface";
+import {
+  type AmbientOptions,
+  type KvCacheConfig,
+  noMetrics,
+  type SideChannel,
+  silentLog,
+} from "@kv/interface";
+import {
+  decodeHandshakePayload,
+  decodeHandshakeRequest,
+  encodeHandshakePayload,
+} from "@kv/protocol";
 import { pullConnector } from "@kv/pull";
 import { type MemoryHost, memorySideChannel, memoryTransport } from "@kv/transport-memory";
 import { engineIdentity } from "../engine-identity.js";
 import { sabotagedSideChannel, sabotagedTransport } from "../faults/sabotage.js";
-import { plainSideChannel } from "../scenarios/plain-vllm-peer.js";
-import { simConfig } from "./sim-config.js";
 import type { SimEngineOptions } from "./sim-options.js";
+import { simConfig } from "./sim-options.js";
 
 /** The caller registers the caches. */
 export async function createSimSides(
@@ -92,5 +102,24 @@ export async function createSimSides(
       await transport.close();
       sides.ranks.close();
     },
+  };
+}
+
+/** As vLLM: only handshakes, without our own fields. */
+function plainSideChannel(sideChannel: SideChannel): SideChannel {
+  return {
+    ...sideChannel,
+    listen: (options) =>
+      sideChannel.listen({
+        ...options,
+        async answer(frames) {
+          decodeHandshakeRequest(frames);
+          const reply = await options.answer(frames);
+          const [payload, clock] = reply ?? [];
+          if (payload === undefined || clock === undefined) return undefined;
+          const { compatibilityHash, agentMetadataBytes, rest } = decodeHandshakePayload(payload);
+          return [encodeHandshakePayload({ compatibilityHash, agentMetadataBytes, rest }), clock];
+        },
+      }),
   };
 }

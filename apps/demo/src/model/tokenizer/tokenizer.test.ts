@@ -4,7 +4,7 @@ import { fileURLToPath } from "node:url";
 import { scratchFolder } from "@kv/testing/scratch-folder";
 import { beforeEach, expect, onTestFinished, test } from "vitest";
 import reference from "../../../fixtures/model/bpe/expected.json" with { type: "json" };
-import { TextStream } from "../../http/text-stream.js";
+import { TextStream } from "../../http/response-format.js";
 import { prepareModel } from "../prepare-model.js";
 import { loadTokenizer } from "./tokenizer.js";
 

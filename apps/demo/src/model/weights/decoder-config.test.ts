@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { tinyModelConfig } from "../tiny-model.js";
+import { tinyModelConfig } from "../prepare-model.js";
 import { readDecoderConfig } from "./decoder-config.js";
 
 const where = "config.json";

@@ -1,6 +1,5 @@
 import { parentPort, workerData } from "node:worker_threads";
 import { KvError } from "@kv/interface";
-import { setBusy, setIdle } from "./busy-flag.js";
 import { DecoderSession, type Past } from "./decoder-session.js";
 import { topLogprobs } from "./top-logprobs.js";
 import { packWire } from "./wire-order.js";
@@ -9,6 +8,8 @@ import {
   type ForwardJob,
   type FromWorker,
   failed,
+  setBusy,
+  setIdle,
   type ToWorker,
   type WorkerData,
 } from "./worker-protocol.js";
