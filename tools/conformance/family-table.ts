@@ -1,4 +1,14 @@
-import { ARCHITECTURES, familyOfRule } from "../../packages/kv-plan/src/model/architectures.js";
+import {
+  ARCHITECTURES,
+  type DraftMethod,
+  familyOfRule,
+} from "../../packages/kv-plan/src/model/architectures.js";
+
+const DRAFTS: Readonly<Record<DraftMethod, string>> = {
+  eagle: "EAGLE: a head of Llama's layers (`EagleLlamaForCausalLM`)",
+  eagle3: "EAGLE 3: a head of Llama's layers (`LlamaForCausalLMEagle3`, `Eagle3LlamaForCausalLM`)",
+  mtp: "Multi-token prediction: the checkpoint's own layers",
+};
 
 type Rows = readonly (readonly [name: string, what: string])[];
 
@@ -10,6 +20,9 @@ export function architecturesPage(): string {
     const note = family === "Whisper" ? "; a pair is refused: an encoder-decoder" : "";
     return [name, `${family}${note}`] as const;
   });
+  const beside = Object.entries(architectures).flatMap(([name, { drafts = [] }]) =>
+    drafts.map((method) => [name, DRAFTS[method]] as const),
+  );
   const unknown = Object.entries(refused).map(([name, why]) => {
     // What vLLM said is a code span.
     const [, ours = why, said] = /^(.*?) \((.*)\)$/.exec(why.replaceAll(/[|<>`]/g, "")) ?? [];
@@ -24,6 +37,9 @@ What [\`kv-plan --config\`](kv-plan.md) does with each.
 In each answer of \`tools/conformance/fixtures\` the caches are those that vLLM's own code makes.
 
 ${table("caches", planned)}
+## With a draft (\`--draft\`)
+
+${table("draft", beside)}
 ## Refused by name
 
 Beside the architectures of the table:

@@ -159,6 +159,42 @@ function refusal(
   return expect.fail("nothing was refused");
 }
 
+describe("issue 69: a draft beside its target", () => {
+  const fixture = (name: string) => fileURLToPath(new URL(`fixtures/${name}`, import.meta.url));
+  const answers = readCases(fixture("architectures.jsonl.gz"), fixture("drafts.jsonl.gz"));
+  const beside = answers.cases.filter(({ line }) => line.draft !== undefined);
+
+  test("each answer of vLLM is equal, or refused by name", () => {
+    expect(failuresOf(beside)).toEqual([]);
+    const equal = beside.filter(({ line, config }) => {
+      const outcome = judgeModel(line, "", config);
+      return outcome.kind === "passed" && outcome.refused === undefined;
+    });
+    expect(equal.length).toBeGreaterThan(100);
+  });
+
+  test.each([
+    [
+      "another head",
+      { architectures: ["MedusaModel"] },
+      1,
+      /architecture MedusaModel is not known/,
+    ],
+    ["an empty file", {}, 1, /architecture that its file lacks is not known/],
+    ["a target without MTP", undefined, 1, /LlamaForCausalLM with a draft by the method mtp/],
+  ])("%s is refused by name", (_, config, tokens, message) => {
+    const llama = configOf("meta-llama--Meta-Llama-3.1-405B.json");
+    expect(refusal(llama, { tpSize: 1, draft: { config, tokens } }).message).toMatch(message);
+  });
+
+  test("tokens that its layers do not divide are refused, as vLLM does", () => {
+    const glm = answers.bases.get("Glm4MoeForCausalLM")?.base;
+    const config = { ...glm, num_nextn_predict_layers: 2 };
+    const found = refusal(config, { tpSize: 1, draft: { tokens: 3 } });
+    expect(found.message).toMatch(/3 draft tokens are no multiple of the 2 layers/);
+  });
+});
+
 describe("field.md 2: what is not understood is refused by name", () => {
   const llama = configOf("meta-llama--Meta-Llama-3.1-405B.json");
 

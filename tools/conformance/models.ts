@@ -29,7 +29,7 @@ export function failuresOf(cases: readonly ChangedCase[]): readonly string[] {
     const outcome = judgeModel(line, "", config);
     return outcome.kind === "failed"
       ? [
-          `${line.config} ${JSON.stringify(changed)} TP ${line.tp} ${line.kv_cache_dtype}: ${outcome.reason}`,
+          `${line.config} ${JSON.stringify(line.draft ?? changed)} TP ${line.tp} ${line.kv_cache_dtype}: ${outcome.reason}`,
         ]
       : [];
   });
@@ -73,6 +73,7 @@ export function settingsOf(line: ModelLine): CacheSettings {
     tpSize: line.tp,
     cacheDtype: line.kv_cache_dtype,
     prefixCaching: line.prefix_caching,
+    draft: line.draft,
   };
 }
 
@@ -149,6 +150,8 @@ const optional = (name: string, value: unknown) => (value === undefined ? {} : {
 /** They say nothing of bytes, blocks or heads, or follow from others. */
 const OTHER_SPEC_FIELDS: ReadonlySet<string> = new Set([
   "block_stride_alignment",
+  "extra_retained_tokens",
+  "is_draft",
   "max_tp_shards",
   "kv_quant_mode",
   "cache_dtype_str",
@@ -158,6 +161,7 @@ const OTHER_SPEC_FIELDS: ReadonlySet<string> = new Set([
   "model_version",
   "mamba_cache_mode",
   "num_prefill_checkpoint_blocks",
+  "num_speculative_blocks",
   "num_head_slots",
   "prefill_checkpoint_alignment",
 ]);

@@ -8,6 +8,8 @@ export interface ModelLine {
   readonly tp: number;
   readonly kv_cache_dtype: string;
   readonly prefix_caching?: boolean;
+  /** vLLM's `method` and `num_speculative_tokens`, and a head's config. */
+  readonly draft?: { readonly method: string; readonly tokens: number; readonly config?: unknown };
   readonly error?: string;
   readonly [field: string]: unknown;
 }

@@ -411,7 +411,7 @@ class Cases:
 
     @staticmethod
     def key(entry):
-        return json.dumps([entry["config"], entry.get("changed", {}), entry["tp"], entry["kv_cache_dtype"]], sort_keys=True)
+        return json.dumps([entry["config"], entry.get("changed", {}), entry["tp"], entry["kv_cache_dtype"], entry.get("draft")], sort_keys=True)
 
     def write(self, entry):
         with self.path.open("a") as file:
@@ -508,10 +508,10 @@ def gate_changes(architecture, config, read, count):
     return [(change, GATE_FLAGS[index % len(GATE_FLAGS)]) for index, change in enumerate(chosen)]
 
 
-def ask_gate(cases, gate, count, minutes):
+def ask_gate(cases, gate, only, count, minutes):
     """Answers to changes that the table is not made of."""
     began, kinds = time.time(), ("text", "multimodal", "draft")
-    bases = [entry for name, entry in cases.bases.items() if name and "error" not in entry]
+    bases = [entry for name, entry in cases.bases.items() if name and "error" not in entry and (not only or name in only)]
     for entry in sorted(bases, key=lambda entry: kinds.index(entry["kind"])):
         if time.time() - began > minutes * 60:
             break
@@ -520,6 +520,37 @@ def ask_gate(cases, gate, count, minutes):
             gate.ask(entry["meta"], entry["base"], change, flags)
         if len(gate.known) > asked_before:
             print(f"{time.time() - began:.0f} s {entry['meta']}", flush=True)
+
+
+def heads_of_drafts(part):
+    """Heads for EAGLE 3 and EAGLE of Llama's layers, for a target of this width."""
+    base = {"model_type": "llama", "hidden_size": part.get("hidden_size", 1536), "num_hidden_layers": 1, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+            "intermediate_size": 4096, "vocab_size": part.get("vocab_size", 32000), "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "hidden_act": "silu"}
+    eagle3 = {"method": "eagle3", "tokens": 3, "config": {**base, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}}
+    yield eagle3
+    for change in ({"num_key_value_heads": 2}, {"num_hidden_layers": 2}, {"head_dim": 64}):
+        yield {**eagle3, "config": {**eagle3["config"], **change}}
+    yield {"method": "eagle", "tokens": 2, "config": {**base, "architectures": ["EagleLlamaForCausalLM"]}}
+
+
+def ask_drafts(cases, drafts, only, minutes):
+    """Answers of targets with a draft beside them: layers of the target's own checkpoint, and heads of Llama's layers."""
+    began = time.time()
+    bases = [entry for name, entry in cases.bases.items() if name and "error" not in entry and entry["kind"] == "text" and (not only or name in only)]
+    for entry in bases:
+        if time.time() - began > minutes * 60:
+            break
+        name, base = entry["meta"], entry["base"]
+        own = {} if any(re.search(r"nextn|mtp", field) for field in text_of(base)) else {"num_nextn_predict_layers": 1}
+        for tokens, flags in ((1, AUTO), (3, GATE_FLAGS[4])):
+            if "error" in drafts.ask(name, base, own, {**flags, "draft": {"method": "mtp", "tokens": tokens}}):
+                break
+        for index, draft in enumerate(heads_of_drafts(text_of(base))):
+            answer = drafts.ask(name, base, {}, {**GATE_FLAGS[index % len(GATE_FLAGS)], "draft": draft})
+            # Without the interface for EAGLE 3 no head can be had.
+            if "does not support EAGLE3" in answer.get("error", ""):
+                break
+        print(f"{time.time() - began:.0f} s {name}", flush=True)
 
 
 def shape_of(config_class):
@@ -588,6 +619,7 @@ def main():
     parser.add_argument("--few", action="store_true", help="only the changes that most architectures have")
     parser.add_argument("--skip-errors", action="store_true", help="do not try again what vLLM refused")
     parser.add_argument("--gate", help="ask instead for changes of one and two fields at other TP sizes, as a check of the table, and keep them in this file")
+    parser.add_argument("--drafts", help="ask instead with drafts beside the targets, and keep the answers in this file")
     parser.add_argument("--count", type=int, default=30, help="of changes for each architecture, with --gate")
     parser.add_argument("--minutes", type=float, default=1e9, help="start no architecture after this time")
     args = parser.parse_args()
@@ -600,8 +632,12 @@ def main():
     with contextlib.suppress(ImportError):
         importlib.import_module("humming")
     cases = Cases(args.out)
+    only = args.only and args.only.split(",")
+    if args.drafts:
+        ask_drafts(cases, Cases(args.drafts), only, args.minutes)
+        return
     if args.gate:
-        ask_gate(cases, Cases(args.gate), args.count, args.minutes)
+        ask_gate(cases, Cases(args.gate), only, args.count, args.minutes)
         return
     files, class_of, began = published(args.folders), config_classes(), time.time()
     if "" not in cases.bases:

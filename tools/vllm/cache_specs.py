@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import copy
 import dataclasses
+import gc
 import importlib
 import importlib.util
 import io
@@ -256,6 +257,31 @@ def register_own_class(config):
     AutoConfig.register(kind, FromFile)
 
 
+def speculation(folder, draft):
+    """The engine's flag for a draft `{"method", "config", "tokens"}`; without a config it is part of the target's checkpoint."""
+    config = draft.get("config")
+    if config is None:
+        return {"method": draft["method"], "num_speculative_tokens": draft["tokens"]}
+    own = pathlib.Path(folder, "draft")
+    own.mkdir(exist_ok=True)
+    register_own_class(config)
+    pathlib.Path(own, "config.json").write_text(json.dumps(config))
+    return {"method": draft["method"], "model": str(own), "num_speculative_tokens": draft["tokens"]}
+
+
+def build_draft(engine, target):
+    """Builds the draft beside its target, as the worker's speculator does; its layers are marked."""
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import requires_aux_hidden_states, set_eagle3_aux_hidden_state_layers
+    own, layers = engine.speculative_config, engine.compilation_config.static_forward_context
+    if requires_aux_hidden_states(own):
+        set_eagle3_aux_hidden_state_layers(target, own)
+    before = set(layers)
+    initialize_model(own.apply_draft_overrides(engine), model_config=own.draft_model_config)
+    for name in set(layers) - before:
+        layers[name].is_draft_layer = True
+
+
 def caches_of(folder, config, flags):
     """vLLM's answer for a config, which it reads from the folder, and the engine's flags."""
     import torch
@@ -273,14 +299,18 @@ def caches_of(folder, config, flags):
     pathlib.Path(folder, "config.json").write_text(json.dumps(config))
     pretend_ranks(flags["tp"])
     init_workspace_manager(torch.device("meta"))
-    caching = {} if flags.get("prefix_caching", True) else {"enable_prefix_caching": False}
+    extra = {} if flags.get("prefix_caching", True) else {"enable_prefix_caching": False}
+    if "draft" in flags:
+        extra["speculative_config"] = speculation(folder, copy.deepcopy(flags["draft"]))
     engine = EngineArgs(model=folder, tokenizer=folder, skip_tokenizer_init=True, load_format="dummy", tensor_parallel_size=flags["tp"],
                         kv_cache_dtype=flags["kv_cache_dtype"], enforce_eager=True, language_model_only=True, generation_config="vllm", disable_log_stats=True,
                         distributed_executor_backend="mp", kv_transfer_config=KVTransferConfig(kv_connector="NixlConnector", kv_role="kv_both"),
-                        **caching).create_engine_config()
+                        **extra).create_engine_config()
     with set_current_vllm_config(engine), on_meta():
         with set_default_torch_dtype(engine.model_config.dtype), torch.device("meta"):
-            initialize_model(engine)
+            target = initialize_model(engine)
+            if "draft" in flags:
+                build_draft(engine, target)
         current_platform.update_block_size_for_backend(engine)
         specs = get_kv_cache_spec(engine)
         modules = engine.compilation_config.static_forward_context
@@ -315,6 +345,8 @@ def place_of(error):
 def in_child(folder, config, flags, seconds):
     """The answer of a forked process: a case changes vLLM's state, and may end in a crash."""
     reader, writer = os.pipe()
+    # A collection in the child would copy the parent's pages.
+    gc.freeze()
     child = os.fork()
     if child == 0:
         os.close(reader)

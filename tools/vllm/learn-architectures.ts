@@ -1,17 +1,20 @@
 // Makes kv-plan's table of architectures from vLLM's answers.
-// Run: npx tsx tools/vllm/learn-architectures.ts cases.jsonl gate.jsonl [MODELS.jsonl…]
-// `cases.jsonl` and `gate.jsonl` are of cache_cases.py; further files of cache_specs.py, with
-// `configs` beside them. Of the gate, the answers to two changed fields stay unseen.
+// Run: npx tsx tools/vllm/learn-architectures.ts CASES.jsonl GATE.jsonl DRAFTS.jsonl MODELS.jsonl…
+// The first three are of cache_cases.py; further files of cache_specs.py, with `configs` beside
+// them. Of the gate, the answers to two changed fields stay unseen. `--out` names another table.
 // For each architecture it takes the rule that explains most of the answers. A field whose change
 // the rule does not explain may only have the values with which it was right; an architecture
 // whose plain configuration no rule explains is refused. It prints the table's coverage.
 import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { parseArgs } from "node:util";
 import type { KvCacheLayout } from "@kv/interface";
 import { KvError } from "@kv/interface";
 import {
   ARCHITECTURES,
+  DRAFT_METHODS,
+  type DraftMethod,
   type LearnedArchitecture,
   RULES,
 } from "../../packages/kv-plan/src/model/architectures.js";
@@ -33,12 +36,18 @@ const TABLE = fileURLToPath(
   new URL("../../packages/kv-plan/src/model/architectures.json", import.meta.url),
 );
 
-const [cases = "", gate = "", ...published] = process.argv.slice(2);
-const { facts, bases, cases: asked } = readCases(cases, gate);
+const { values: flags, positionals } = parseArgs({
+  options: { out: { type: "string", default: TABLE } },
+  allowPositionals: true,
+});
+const [cases = "", gate = "", drafts = "", ...published] = positionals;
+const { facts, bases, cases: all } = readCases(cases, gate, drafts);
+const asked = all.filter(({ line }) => line.draft === undefined);
+const beside = all.filter(({ line }) => line.draft !== undefined);
 const answers = new Map<string, Answer[]>([...bases.keys()].map((name) => [name, []]));
 for (const answer of asked)
   if (!isHeldOut(answer.changed)) answers.get(answer.line.config)?.push(answer);
-for (const file of published) addPublished(file);
+for (const file of published.sort()) addPublished(file);
 
 /** Changes of two fields. A list of windows comes with its window. */
 function isHeldOut(changed: Fields): boolean {
@@ -263,6 +272,14 @@ function withLimits(
       !seen(name).includes("null")
     )
       notNull.add(name);
+  // Where the config's class comes with the checkpoint, no field that vLLM reads has a default.
+  const hasOwnClass = asked.some(
+    ({ line }) => line.config === meta.meta && line.error?.includes("'FromFile' object"),
+  );
+  if (hasOwnClass)
+    for (const field of Object.keys(textOf(meta.base)))
+      if (meta.read?.includes(field) === true && COUNTS.test(field) && !seen(field).includes(null))
+        needs.add(field);
   for (const field of needs) if (!seen(field).includes("null")) notNull.add(field);
   if (!without.has("is_causal")) only["is_causal"] = [null, true];
   if (meta.kind === "multimodal" && textOf(meta.base) !== meta.base)
@@ -370,9 +387,20 @@ for (const [architecture, [kind, className]] of Object.entries(facts.architectur
   }
   wrongs += wrong.length;
   for (const answer of wrong) console.log(`WRONG ${architecture} ${describe(answer, learned)}`);
-  architectures[architecture] = learned;
+  const known = draftsOf(architecture, learned);
+  architectures[architecture] = known.length === 0 ? learned : { ...learned, drafts: known };
   count.planned += 1;
   console.log(`${architecture}: ${rule.rule ?? "attention"}, ${equal} equal of ${all.length}`);
+}
+
+/** Methods of drafts beside which the architecture's caches are equal or refused in each answer. */
+function draftsOf(architecture: string, learned: LearnedArchitecture): readonly DraftMethod[] {
+  return DRAFT_METHODS.filter((method) => {
+    const verdicts = beside
+      .filter(({ line }) => line.config === architecture && line.draft?.method === method)
+      .map((answer) => verdict(answer, { ...learned, drafts: [method] }));
+    return verdicts.includes("equal") && !verdicts.includes("wrong");
+  });
 }
 
 /** The error, without paths of the machine; its second line says what a class does not accept. */
@@ -399,7 +427,7 @@ const used = new Set(
     .flatMap(({ config }) => [config["model_type"], textOf(config)["model_type"]]),
 );
 writeFileSync(
-  TABLE,
+  flags.out,
   `${JSON.stringify({
     release,
     architectures,

@@ -9,6 +9,8 @@ import { addReportOptions, integer, type ReportOptions } from "./report-options.
 export interface CliOptions extends ReportOptions, EngineFlags {
   readonly file?: string | undefined;
   readonly config: readonly string[];
+  readonly draft?: string | undefined;
+  readonly draftTokens: number;
   readonly kvHeads?: number | undefined;
   readonly headSize?: number | undefined;
   readonly layers?: number | undefined;
@@ -37,6 +39,11 @@ export function command(): Command {
         "none",
       ),
     )
+    .option(
+      "--draft <config.json>",
+      "what guesses tokens beside the model: an EAGLE head's config.json, or mtp for the checkpoint's own layers",
+    )
+    .option("--draft-tokens <count>", "vLLM's num_speculative_tokens", integer, 1)
     .option("--kv-heads <count>", "KV heads of the model, without a config", integer)
     .option("--head-size <elements>", "elements of a head, without a config", integer)
     .option("--layers <count>", "layers with a cache, without a config", integer)

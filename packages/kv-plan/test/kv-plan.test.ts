@@ -77,6 +77,28 @@ describe("models by their published shapes", () => {
     );
   });
 
+  test("a draft's caches are handed over beside the model's", async () => {
+    const head = fileOf("head.json", {
+      architectures: ["LlamaForCausalLMEagle3"],
+      model_type: "llama",
+      hidden_size: 8192,
+      num_attention_heads: 64,
+      num_key_value_heads: 8,
+      num_hidden_layers: 1,
+      draft_vocab_size: 32_000,
+      eagle_aux_hidden_state_layer_ids: [2, 40, 77],
+    });
+    const flags = [`--config ${model("llama-3.1-70b")} --tp 8 --tp 4`];
+    const found = await planned(...flags, `--draft ${head} --draft-tokens 3`);
+    expect(found.prefill.regions).toBe(81);
+    expect(found.request.lengthBytes).toBe(2048 * 81 * 2 * 128 * 2 * 8);
+    expect(found.plannedFrom).toContain("with a draft");
+    const two = await refused(...flags, `--draft ${fileOf("other.json", {})}`);
+    expect(two.reason).toContain("a draft with the architecture that its file lacks is not known");
+    const predicted = await planned(`--config ${model("deepseek-v3.2")} --tp 8 --draft mtp`);
+    expect(predicted.prefill.regions).toBe(124);
+  });
+
   test("gpt-oss: sliding-window layers move only the window's blocks", async () => {
     const found = await planned(`--config ${model("gpt-oss-20b")} --tp 1 --tokens 2048`);
     expect(found.groups).toEqual(["swa", "full"]);
@@ -540,6 +562,11 @@ test.each<[string, string[], string]>([
     "KV heads together with --mla",
     ["--layers 1 --mla --head-size 8 --kv-heads 2"],
     "--kv-heads has no effect with --mla",
+  ],
+  [
+    "a draft beside pipeline stages",
+    [`--config ${model("qwen3-0.6b")} --pp 2 --draft mtp`],
+    "--draft beside --pp",
   ],
   [
     "a state dtype for a model without states",

@@ -18,7 +18,10 @@ export interface ModelSource {
   caches(settings: Pick<CacheSettings, "tpSize" | "blockSize" | "layout">): ModelCaches;
 }
 
-export type CacheTypes = Pick<CacheSettings, "cacheDtype" | "stateDtype" | "prefixCaching">;
+export type CacheTypes = Pick<
+  CacheSettings,
+  "cacheDtype" | "stateDtype" | "prefixCaching" | "draft"
+>;
 
 /** @throws The errors of `modelCaches` for one rank. */
 export function modelOfConfig(name: string, config: unknown, types: CacheTypes = {}): ModelSource {
@@ -29,7 +32,7 @@ export function modelOfConfig(name: string, config: unknown, types: CacheTypes =
   return {
     name,
     hasStates: stateBlockSize !== undefined,
-    plannedFrom: `vLLM 0.33's rules for ${architecture} (${family}), on an H100`,
+    plannedFrom: `vLLM 0.33's rules for ${architecture} (${family})${types.draft === undefined ? "" : " with a draft"}, on an H100`,
     caches: (settings) => modelCaches(name, config, { ...types, ...settings }),
   };
 }

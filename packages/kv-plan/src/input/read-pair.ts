@@ -2,6 +2,7 @@ import { readFile } from "node:fs/promises";
 import { basename, dirname } from "node:path";
 import { type KvCacheKind, KvError } from "@kv/interface";
 import { parsePythonJson } from "../model/config-fields.js";
+import type { DraftModel } from "../model/draft-layers.js";
 import { modelCaches } from "../model/model-caches.js";
 import type { CliOptions } from "../options.js";
 import type { RefusalReport } from "../report/report.js";
@@ -30,6 +31,7 @@ const SERVES_WITH: readonly (readonly [
   ["--kv-cache-dtype", "kvCacheDtype", MODELS],
   ["--ssm-dtype", "ssmDtype", ["--config"]],
   ["--no-prefix-caching", "prefixCaching", ["--config"]],
+  ["--draft", "draft", ["--config"]],
   ["--kv-heads", "kvHeads", ["--layers"]],
   ["--head-size", "headSize", ["--layers"]],
   ["--mla", "mla", ["--layers"]],
@@ -94,10 +96,11 @@ export async function readPair(options: CliOptions): Promise<Pair | RefusalRepor
   }
   const title = options.config.map(nameOf).join(" / ") || "model";
   const read = options.config.length === 0 ? [] : await configsOf(options);
+  const draft = await draftOf(options);
   return pairOrRefusal(
     title,
     () => {
-      const models = read.length === 0 ? flagged(options) : modelsOf(read, options);
+      const models = read.length === 0 ? flagged(options) : modelsOf(read, options, draft);
       refuseUnusedStateDtype(options, models);
       return models;
     },
@@ -114,11 +117,25 @@ async function configsOf(options: CliOptions): Promise<{ name: string; config: u
   return read;
 }
 
+/** @throws `KV_CONFIG_INVALID`; `KV_PLAN_UNSUPPORTED` for a draft beside pipeline stages. */
+async function draftOf({ draft, draftTokens, pp }: CliOptions): Promise<DraftModel | undefined> {
+  if (draft === undefined) return undefined;
+  if (pp.some((stages) => stages > 1))
+    throw new KvError(
+      "KV_PLAN_UNSUPPORTED",
+      "--draft beside --pp: on which stages vLLM has a draft's layers is not known here",
+      { hint: "leave one of the two out" },
+    );
+  return { tokens: draftTokens, ...(draft === "mtp" ? {} : { config: await readJson(draft) }) };
+}
+
 function modelsOf(
   read: readonly { readonly name: string; readonly config: unknown }[],
   options: CliOptions,
+  draft: DraftModel | undefined,
 ): readonly [ModelSource, ModelSource] {
   const types = {
+    draft,
     cacheDtype: options.kvCacheDtype,
     stateDtype: options.ssmDtype,
     prefixCaching: options.prefixCaching,

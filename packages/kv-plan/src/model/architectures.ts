@@ -53,6 +53,10 @@ export const RULES: Readonly<Record<string, Family>> = {
   whisper,
 };
 
+/** vLLM's `method` of a draft that is served beside a model. */
+export type DraftMethod = (typeof DRAFT_METHODS)[number];
+export const DRAFT_METHODS = ["eagle", "eagle3", "mtp"] as const;
+
 /**
  * What was learned of an architecture from the answers of vLLM's own classes: the rule that gives
  * them, and the fields that it does not explain.
@@ -74,6 +78,8 @@ export interface LearnedArchitecture {
   readonly tp?: readonly number[];
   /** Fields whose change changed nothing. */
   readonly without?: readonly string[];
+  /** Drafts beside which vLLM's caches are those of the rules. */
+  readonly drafts?: readonly DraftMethod[];
 }
 
 interface Table {

@@ -26,8 +26,9 @@ export const OTHER_FIELDS: ReadonlySet<string> = new Set(
     moe_router_use_shared shared_moe_mode use_shared_expert mtp_shared moe_shared_expert_gate decoder_sparse_step mlp_layer_types mlp_only_layers
     expert_layer_period expert_layer_offset moe_latent_size moe_layer_freq moe_layer_interval interleave_moe_layer_step moe_layer_start_index
     moe_layer_end_index block_sparse_moe sparse_mixer activation_sparsity_pattern moe_layers_enum moe_layers_enum_freq`,
-    // Multi-token prediction, which only a speculative engine loads.
-    `mtp_hybrid_override_pattern mtp_layers_block_type mtp_layer_types mtp_sliding_windows index_share_for_mtp_iteration`,
+    // Drafts: layers that only a speculative engine loads, and what a head reads of its target.
+    `mtp_hybrid_override_pattern mtp_layers_block_type mtp_layer_types mtp_sliding_windows index_share_for_mtp_iteration
+    eagle_aux_hidden_state_layer_ids`,
     // Mamba and short convolutions, without effect on the state.
     `mamba_proj_bias mamba_conv_bias mamba_chunk_size mamba_hidden_act mamba_inner_layernorms mamba_dt_rank mamba_dt_min mamba_dt_max mamba_dt_init_floor
     mamba_norm_before_gate mamba_rms_norm mamba_use_mlp use_mamba_kernels mamba_step mamba_dt_limit ssm_multipliers ssm_in_multiplier ssm_out_multiplier

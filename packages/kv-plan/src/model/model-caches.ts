@@ -11,6 +11,13 @@ import {
 import { blockSizesOf, layersOf } from "./block-sizes.js";
 import { modelDtypeOf, refuseQuantization, resolvedCacheDtype } from "./cache-dtype.js";
 import { ConfigFields, isRecord } from "./config-fields.js";
+import {
+  besideTarget,
+  type DraftModel,
+  HEAD_LAYERS,
+  methodOf,
+  predictionLayers,
+} from "./draft-layers.js";
 import { type CacheGroup, groupLayers, type LayerCache } from "./kv-cache-groups.js";
 import { bytesPerBlock } from "./kv-cache-tensors.js";
 import { divided, FLASH_ATTN, type ModelContext, type ModelDraft } from "./model-draft.js";
@@ -27,6 +34,8 @@ export interface CacheSettings {
   readonly blockSize?: number | undefined;
   /** vLLM's `VLLM_KV_CACHE_LAYOUT`. Default: the backends' first choice. */
   readonly layout?: KvCacheLayout | undefined;
+  /** What guesses tokens beside the model. */
+  readonly draft?: DraftModel | undefined;
 }
 
 /** One rank's caches as vLLM 0.33 allocates them on an H100. */
@@ -66,6 +75,32 @@ export function modelCaches(
   settings: CacheSettings,
   given?: LearnedArchitecture,
 ): ModelCaches {
+  const model = readModel(name, config, settings, given);
+  const { context, learned } = model;
+  const whole = settings.draft === undefined ? model.draft : withDraft(model, config, settings);
+  return cachesOfDraft(context, whole, {
+    family: model.family,
+    blockSize: settings.blockSize,
+    layout: settings.layout ?? learned.layout,
+    maxTokens: maxTokensOf(context.fields),
+  });
+}
+
+interface ReadModel {
+  readonly context: ModelContext;
+  readonly learned: LearnedArchitecture;
+  readonly family: string;
+  readonly draft: ModelDraft;
+}
+
+/** `target`: the model beside which it is served. */
+function readModel(
+  name: string,
+  config: unknown,
+  settings: CacheSettings,
+  given?: LearnedArchitecture,
+  target?: Pick<ModelContext, "modelDtype" | "cacheDtype">,
+): ReadModel {
   if (!isRecord(config))
     throw new KvError("KV_CONFIG_INVALID", `${name}: the file: not an object`, {
       hint: "give the config.json of a decoder model from Hugging Face",
@@ -90,6 +125,8 @@ export function modelCaches(
     cacheDtype: resolvedCacheDtype(name, settings.cacheDtype ?? "auto", outer, inner),
     stateDtype: settings.stateDtype ?? "auto",
     prefixCaching: settings.prefixCaching ?? true,
+    draftTokens: settings.draft?.tokens,
+    ...(target && { modelDtype: target.modelDtype, cacheDtype: target.cacheDtype }),
   };
   inner.ignore(...TOWERS);
   for (const part of parts) for (const tower of TOWERS) divideTower(context, part.fields[tower]);
@@ -102,12 +139,38 @@ export function modelCaches(
     throw inner.unknownValue("layer_types", types, `the model has ${draft.numLayers} layers`);
   inner.ignore(...(learned.without ?? []));
   inner.refuseUnread(`${architecture} (${family.name})`);
-  return cachesOfDraft(context, draft, {
-    family: family.name,
-    blockSize: settings.blockSize,
-    layout: settings.layout ?? learned.layout,
-    maxTokens: maxTokensOf(inner),
-  });
+  return { context, learned, family: family.name, draft };
+}
+
+/**
+ * The model with its draft's layers.
+ * @throws `KV_PLAN_UNSUPPORTED` for a draft that vLLM was not asked with.
+ */
+function withDraft(
+  { context, learned, draft: target }: ReadModel,
+  config: unknown,
+  settings: CacheSettings,
+): ModelDraft {
+  const draft = settings.draft as DraftModel;
+  if (methodOf(context, draft, learned) !== "mtp") {
+    if ((target.cacheDtype ?? context.cacheDtype) !== context.cacheDtype)
+      throw context.fields.unknownValue(
+        "--kv-cache-dtype",
+        context.cacheDtype,
+        `the model's caches are of type ${target.cacheDtype}, which a head's attention does not take`,
+      );
+    const head = readModel(
+      `${context.name}'s draft`,
+      { ...(draft.config as object), architectures: [HEAD_LAYERS] },
+      settings,
+      ARCHITECTURES.architectures[HEAD_LAYERS],
+      context,
+    );
+    return besideTarget(target, head.draft);
+  }
+  const count = predictionLayers(context, draft);
+  const longer = { ...(config as object), num_hidden_layers: target.numLayers + count };
+  return readModel(context.name, longer, settings, learned).draft;
 }
 
 /** Parts of a multimodal model, whose heads vLLM divides too. */

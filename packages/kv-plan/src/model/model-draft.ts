@@ -17,6 +17,8 @@ export interface ModelContext {
   readonly cacheDtype: string;
   readonly stateDtype: string;
   readonly prefixCaching: boolean;
+  /** Tokens that a draft guesses at once (default 0). */
+  readonly draftTokens?: number | undefined;
   /** Guesses, for the report. */
   readonly assumed: string[];
 }

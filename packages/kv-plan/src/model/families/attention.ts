@@ -40,6 +40,7 @@ export function shapeOf(
   kvHeadsOf?: (context: ModelContext) => number | undefined,
   equalHeads = false,
 ): HeadShape & { readonly layers: number } {
+  agreed(context.fields, LAYERS);
   const layers = context.fields.layers(LAYERS);
   return { layers, ...headShapeOf(context, kvHeadsOf, equalHeads) };
 }
@@ -58,7 +59,7 @@ export function headShapeOf(
   const [knownHeads, knownKvHeads, knownSize] = shapes[type] ?? [];
   const heads = fields.count(HEADS, knownHeads ?? undefined);
   divided(context, heads, "attention heads");
-  let kvHeads = kvHeadsOf?.(context) ?? kvHeadsIn(fields);
+  let kvHeads = kvHeadsOf?.(context) ?? agreed(fields, KV_HEADS);
   if (kvHeads === undefined || kvHeads === 0) {
     kvHeads = knownKvHeads ?? heads;
     const why =
@@ -80,6 +81,10 @@ export function headShapeOf(
       "KV_PLAN_UNSUPPORTED",
       `${context.name}: hidden_size does not divide into ${heads} attention heads, and head_dim is missing`,
     );
+  const counts = HEADS.flatMap((name) => fields.optionalCount(name) ?? []);
+  const isOff = (count: number) => count % kvHeads !== 0 || count % context.tpSize !== 0;
+  if (counts.some((count) => count !== heads && (said === undefined || isOff(count))))
+    throw fields.unknownValue(HEADS.join(", "), counts, "which of these vLLM takes is not known");
   if (heads % kvHeads !== 0)
     throw new KvError(
       "KV_PLAN_UNSUPPORTED",
@@ -92,14 +97,14 @@ export function headShapeOf(
 }
 
 /** @throws `KV_PLAN_UNSUPPORTED` where names of the same meaning have different values. */
-function kvHeadsIn(fields: ConfigFields): number | undefined {
-  const counts = KV_HEADS.map((name) => fields.optionalCount(name));
+function agreed(fields: ConfigFields, names: readonly string[]): number | undefined {
+  const counts = names.map((name) => fields.optionalCount(name));
   const [first, second] = new Set(counts.filter((count) => count !== undefined));
   if (second === undefined) return first;
   throw fields.unknownValue(
-    KV_HEADS[counts.indexOf(second)] ?? "",
+    names[counts.indexOf(second)] ?? "",
     second,
-    `another field says ${first} KV heads`,
+    `another field says ${first}`,
   );
 }
 

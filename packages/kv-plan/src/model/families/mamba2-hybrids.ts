@@ -141,7 +141,14 @@ export const zamba2: Family = {
     const hidden = fields.count("hidden_size");
     const inner = fields.count("mamba_expand", 2) * hidden;
     const heads = fields.count(["n_mamba_heads"]);
-    fields.ignore("attention_head_dim", "attention_hidden_size", "mamba_headdim");
+    fields.ignore("attention_head_dim", "attention_hidden_size");
+    const said = fields.optionalCount("mamba_headdim");
+    if (said !== undefined && said * heads !== inner)
+      throw fields.unknownValue(
+        "mamba_headdim",
+        said,
+        `vLLM takes pages for these, and ${heads} heads of ${inner} channels for states`,
+      );
     fields.ignore("num_query_groups", "kv_channels", "use_shared_attention_adapter");
     fields.ignore("use_shared_mlp_adapter", "head_dim");
     const state = mamba2(context, {

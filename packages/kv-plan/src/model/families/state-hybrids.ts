@@ -65,11 +65,19 @@ export function mamba2(
     mambaType: "MAMBA2",
     checkpointBlocks: 1,
     shapes: [
-      [kernel - 1, divided(context, inner + 2 * held * stateSize, "channels of a convolution")],
+      [
+        convolutionRows(context, kernel),
+        divided(context, inner + 2 * held * stateSize, "channels of a convolution"),
+      ],
       [divided(context, heads, "heads of a state"), headSize, stateSize],
     ],
     dtypes: [context.modelDtype, dtype],
   };
+}
+
+/** A convolution keeps the inputs before a token, and those that a draft guesses. */
+function convolutionRows({ draftTokens = 0 }: ModelContext, kernel: number): number {
+  return kernel - 1 + draftTokens;
 }
 
 function mamba1(
@@ -108,7 +116,7 @@ function gatedDeltaNet(context: ModelContext, recurrent: string): State {
     mambaType: "GDN_ATTN",
     shapes: [
       [
-        fields.count("linear_conv_kernel_dim") - 1,
+        convolutionRows(context, fields.count("linear_conv_kernel_dim")),
         divided(
           context,
           2 * keyHeads * keySize + valueHeads * valueSize,
@@ -222,7 +230,10 @@ export const kimiDeltas: Family = {
       class: "MambaSpec",
       mambaType: "GDN_ATTN",
       shapes: [
-        [kernel - 1, divided(context, 3 * heads * headSize, "channels of a convolution")],
+        [
+          convolutionRows(context, kernel),
+          divided(context, 3 * heads * headSize, "channels of a convolution"),
+        ],
         [divided(context, heads, "heads of a delta net"), headSize, headSize],
       ],
       dtypes: [context.modelDtype, dtype],
@@ -290,7 +301,12 @@ export const shortConvolutions: Family = {
         class: "MambaSpec",
         mambaType: "SHORT_CONV",
         dtypes: [context.modelDtype],
-        shapes: [[kernel - 1, divided(context, channels, "channels of a convolution")]],
+        shapes: [
+          [
+            convolutionRows(context, kernel),
+            divided(context, channels, "channels of a convolution"),
+          ],
+        ],
       },
       attentionName: "model.layers.*.self_attn.attn",
       stateName: "model.layers.*.short_conv",
