@@ -20,7 +20,7 @@ import {
 export interface OptionRow {
   readonly flags: string;
   readonly description: string;
-  /** The name of the function that reads the value. @default the value is text */
+  /** The name of the function that reads the value; without one, the value is text. */
   readonly value?: string;
   /** `list`: values separated by commas; `each`: the flag may be given several times. */
   readonly many?: string;
