@@ -54,6 +54,39 @@ const tableOf = (rows: readonly Row[]): string => {
   return [COLUMNS, rules, ...cells].map(line).join("");
 };
 
+const COMPARED = /^(\S+) \/ (\S+): (.+)$/;
+
+/** A row for each figure and a column for each router, where rows are `ROUTER / REFERENCE: FIGURE`. */
+const besideReference = (rows: readonly Row[]): string => {
+  const compared = rows.flatMap((row) => {
+    const [, router = "", reference = "", figure = ""] = COMPARED.exec(row.what) ?? [];
+    return router === "" ? [] : [{ row, router, reference, figure }];
+  });
+  const [first] = compared;
+  if (first === undefined) return "";
+  const routers = [...new Set(compared.map(({ router }) => router))];
+  const figures = [...new Set(compared.map(({ figure }) => figure))];
+  const lines = figures.map((name) => {
+    const all = compared.filter(({ figure }) => figure === name);
+    const cellOfRouter = (of: string) => cellOf(all.find(({ router }) => router === of)?.row);
+    return [name, all[0]?.row.theirs ?? "", ...routers.map(cellOfRouter)];
+  });
+  const head = ["", first.reference, ...routers];
+  return [head, head.map(() => "---"), ...lines]
+    .map((line) => `| ${line.join(" | ")} |\n`)
+    .join("");
+};
+
+/** The ratio with the least and the largest value. */
+const cellOf = (row: Row | undefined): string => {
+  if (row === undefined) return "";
+  const [least = "", , most = ""] = row.ours.split(" / ");
+  const [largest = ""] = most.split(" ");
+  const range = least === largest ? least : `${least}–${largest}`;
+  const cell = row.ratio === undefined ? range : `${row.ratio} (${range})`;
+  return row.met === false ? `${cell}, **goal ${row.wanted}**` : cell;
+};
+
 const recorded = ({ date, command, machine, kernel, node, nixl, load, rows }: Run): string => {
   const loads = load === undefined ? "" : `; load ${load.before} before, ${load.after} after`;
   const rounds = new Set(rows.flatMap((row) => row.rounds ?? []));
@@ -61,5 +94,5 @@ const recorded = ({ date, command, machine, kernel, node, nixl, load, rows }: Ru
   const isBusy = load !== undefined && load.before > 1.5 * Number.parseInt(machine, 10);
   return `${date}, \`${command}\`: \`${machine}\`, Linux ${kernel}, Node ${node}, NIXL ${nixl}${loads}${counts}.${isBusy ? BUSY : ""}
 
-${tableOf(rows)}`;
+${[besideReference(rows), tableOf(rows.filter(({ what }) => !COMPARED.test(what)))].filter(Boolean).join("\n")}`;
 };

@@ -31,3 +31,10 @@ test("a whole run takes the place of its machine's runs, and a part that of its 
     "x sunday: abc",
   ]);
 });
+
+test("two whole runs of a machine stay beside each other", () => {
+  const two = withRun(before, run("x", "friday", "ad"), false, 2);
+  expect(shown(two)).toEqual(["x monday: abc", "y monday: abc", "x friday: ad"]);
+  const three = withRun(two, run("x", "sunday", "a"), false, 2);
+  expect(shown(three)).toEqual(["y monday: abc", "x friday: ad", "x sunday: a"]);
+});

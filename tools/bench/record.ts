@@ -17,6 +17,9 @@ export interface Run {
   readonly rows: readonly Row[];
 }
 
+/** Runs of one machine that a page shows beside each other. @default 1 */
+const WHOLE_RUNS: Readonly<Record<string, number>> = { arena: 2 };
+
 export const load = (): number => Number((loadavg()[0] ?? Number.NaN).toFixed(1));
 
 export function record(
@@ -37,20 +40,28 @@ export function record(
   };
   const file = new URL(`../../docs/bench/${name}.json`, import.meta.url);
   const before = existsSync(file) ? (JSON.parse(readFileSync(file, "utf8")) as Run[]) : [];
-  writeFileSync(file, `${JSON.stringify(withRun(before, run, only !== undefined), null, 2)}\n`);
+  writeFileSync(
+    file,
+    `${JSON.stringify(withRun(before, run, only !== undefined, WHOLE_RUNS[name]), null, 2)}\n`,
+  );
   console.error(
     `${fileURLToPath(file)} is written; npx vitest run tools/docs/page-parts.test.ts -u writes the pages`,
   );
 }
 
-/** The last run counts, for the rows that it measured. */
-export function withRun(runs: readonly Run[], run: Run, part: boolean): readonly Run[] {
+/** The last whole runs of a machine count, and the last run for the rows of a part. */
+export function withRun(
+  runs: readonly Run[],
+  run: Run,
+  part: boolean,
+  wholeRuns = 1,
+): readonly Run[] {
   const names = new Set(run.rows.map(({ what }) => what));
+  const ofMachine = runs.filter(({ machine }) => machine === run.machine);
+  const replaced = new Set(part ? ofMachine : ofMachine.toReversed().slice(wholeRuns - 1));
   const kept = runs.map((each) => ({
     ...each,
-    rows: each.rows.filter(
-      ({ what }) => each.machine !== run.machine || (part && !names.has(what)),
-    ),
+    rows: each.rows.filter(({ what }) => !replaced.has(each) || (part && !names.has(what))),
   }));
   return [...kept, run].filter(({ rows }) => rows.length > 0);
 }

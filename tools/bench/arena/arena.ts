@@ -5,6 +5,7 @@ import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
+import { stripVTControlCharacters } from "node:util";
 import { freePort } from "@kv/testing/http/listening";
 import { compileC, cpuMs, residentBytes, startOnCores } from "../child-processes.js";
 import { CONTESTANTS } from "./contestants.js";
@@ -14,8 +15,8 @@ import type { Engines } from "./engines.js";
 const ROUTER_CORE = "0";
 export const OTHER_CORE = "1";
 const READY_MS = 90_000;
-/** Of what a program wrote to stderr. */
-const KEPT_LENGTH = 2_000;
+/** Of what a program wrote. */
+const KEPT_LENGTH = 200;
 
 export type Arena = Awaited<ReturnType<typeof openArena>>;
 export type Router = Awaited<ReturnType<Arena["start"]>>;
@@ -113,7 +114,7 @@ export async function openArena() {
       });
       for (const stream of [child.stdout, child.stderr])
         stream.on("data", (chunk) => {
-          said = `${said}${chunk}`.slice(-KEPT_LENGTH);
+          said = `${said}${stripVTControlCharacters(String(chunk))}`.slice(-KEPT_LENGTH);
         });
       child.on("exit", () => {
         ended = true;

@@ -15,6 +15,9 @@ export interface TracedRequest {
   readonly hash_ids: readonly number[];
 }
 
+/** smg takes a server with other routes for a vLLM. */
+const ROUTES = new Set(["/health", "/v1/models", "/kv_event_sources"]);
+
 /** Ours: 48 conversations of 3 to 12 turns over 6 system prompts; half of them share a document. */
 export const OUR_TRACE = new URL("./turns.jsonl", import.meta.url);
 
@@ -96,8 +99,10 @@ export async function startCachingPrefill(capacity: number, engineId: string, si
     request.on("data", (chunk: Buffer) => chunks.push(chunk));
     request.on("end", () => {
       response.setHeader("content-type", "application/json");
-      if (request.method === "GET")
+      if (request.method === "GET") {
+        if (!ROUTES.has(request.url ?? "")) response.statusCode = 404;
         return void response.end(request.url === "/kv_event_sources" ? events : MODELS);
+      }
       const { prompt } = JSON.parse(Buffer.concat(chunks).toString()) as { prompt: string };
       const tokens = prompt.split(" ").map(Number);
       if (request.url?.endsWith("/render") === true)
