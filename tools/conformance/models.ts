@@ -23,6 +23,11 @@ const POOL_BYTES = 2 ** 46;
 /** What the CPU without a driver, or the device without memory, could not answer. */
 const NOT_ASKED = /meta tensor|CUDA error|no answer in/;
 
+/** Whether the answer is vLLM's own. */
+export function wasAsked({ error }: ModelLine): boolean {
+  return error === undefined || !NOT_ASKED.test(error);
+}
+
 /** Each case that is neither equal nor refused, in words. */
 export function failuresOf(cases: readonly ChangedCase[]): readonly string[] {
   return cases.flatMap(({ line, changed, config }) => {
@@ -45,8 +50,7 @@ export function judgeModel(
   given?: unknown,
   learned?: LearnedArchitecture,
 ): Outcome {
-  if (line.error !== undefined && NOT_ASKED.test(line.error))
-    return { kind: "passed", refused: "vLLM could not be asked without a GPU" };
+  if (!wasAsked(line)) return { kind: "passed", refused: "vLLM could not be asked without a GPU" };
   const config =
     given ?? parsePythonJson(readFileSync(join(dirname(file), "configs", line.config), "utf8"));
   let caches: ModelCaches;

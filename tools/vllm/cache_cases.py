@@ -64,6 +64,11 @@ def registry():
     return found
 
 
+def is_frame(module):
+    """Whether the class takes its layers of transformers: its architectures have nothing in common."""
+    return module.endswith(".transformers")
+
+
 def published(folders):
     """The smallest configuration of each architecture."""
     found = {}
@@ -627,10 +632,7 @@ def main():
     os.environ.update(cache_specs.ENVIRONMENT)
     warnings.simplefilter("ignore")
     cache_specs.pretend_gpu("h100")
-    for module in ("engine.arg_utils", "model_executor.model_loader.utils", "v1.core.kv_cache_planning", "v1.worker.gpu.attn_utils"):
-        importlib.import_module(f"vllm.{module}")
-    with contextlib.suppress(ImportError):
-        importlib.import_module("humming")
+    cache_specs.once_for_all_children()
     cases = Cases(args.out)
     only = args.only and args.only.split(",")
     if args.drafts:
@@ -661,7 +663,7 @@ def main():
 
     def base_of(architecture, kind, module, name):
         # Names of one class share a published configuration, unless the class is a frame for any model.
-        others = () if module.endswith(".transformers") else (other for other, each in registry().items() if each[1:] == (module, name))
+        others = () if is_frame(module) else (other for other, each in registry().items() if each[1:] == (module, name))
         named = [architecture, *others]
         sources = [(source, {**config, "architectures": [architecture]}) for source, config in (files[other] for other in named if other in files)][:1]
         ask_base(architecture, kind, module, sources + made_configs(architecture, kind, class_of), cases)
@@ -669,7 +671,7 @@ def main():
     learned = set()
 
     def changes_of(architecture, kind, module, name):
-        few = "alias" if (module, name) in learned else "wrapper" if kind == "multimodal" else args.few
+        few = "alias" if (module, name) in learned and not is_frame(module) else "wrapper" if kind == "multimodal" else args.few
         ask_changes(architecture, cases, few)
         learned.add((module, name))
 

@@ -16,6 +16,7 @@ import math
 import os
 import pathlib
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -342,14 +343,26 @@ def place_of(error):
     return {**({"at": lines[-1]} if lines else {}), **({"owner": fields} if fields else {})}
 
 
+def once_for_all_children():
+    """Imports and the setting of the log's levels take longer than a case."""
+    for module in ("engine.arg_utils", "model_executor.model_loader.utils", "v1.core.kv_cache_planning", "v1.worker.gpu.attn_utils"):
+        importlib.import_module(f"vllm.{module}")
+    with contextlib.suppress(ImportError):
+        importlib.import_module("humming")  # vLLM asks for it; its import starts processes for seconds
+    from vllm.config.logging import LoggingConfig
+    from vllm.logger import configure_logging_if_needed
+    configure_logging_if_needed(LoggingConfig())
+
+
 def in_child(folder, config, flags, seconds):
-    """The answer of a forked process: a case changes vLLM's state, and may end in a crash."""
+    """The answer of a forked process: a case changes vLLM's state, and may end in a crash. The seconds are of a processor: a busy machine refuses nothing."""
     reader, writer = os.pipe()
     # A collection in the child would copy the parent's pages.
     gc.freeze()
     child = os.fork()
     if child == 0:
         os.close(reader)
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 answer = caches_of(folder, config, flags)
@@ -360,7 +373,7 @@ def in_child(folder, config, flags, seconds):
         os._exit(0)
     os.close(writer)
     signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
-    signal.alarm(seconds)
+    signal.alarm(20 * seconds)
     with os.fdopen(reader) as pipe:
         text = pipe.read()
     signal.alarm(0)
@@ -384,16 +397,13 @@ def main():
     parser.add_argument("--kv-cache-dtype", default="auto", help="such as auto,fp8")
     parser.add_argument("--no-prefix-caching", action="store_true")
     parser.add_argument("--gpu", choices=GPUS, default="h100")
-    parser.add_argument("--seconds", type=int, default=300, help="the longest time for a case")
+    parser.add_argument("--seconds", type=int, default=300, help="the longest processor time of a case")
     args = parser.parse_args()
     with_driver_stub()
     os.environ.update(ENVIRONMENT)
     warnings.simplefilter("ignore")
     pretend_gpu(args.gpu)
-    for module in ("engine.arg_utils", "model_executor.model_loader.utils", "v1.core.kv_cache_planning", "v1.worker.gpu.attn_utils"):
-        importlib.import_module(f"vllm.{module}")  # once for all children
-    with contextlib.suppress(ImportError):
-        importlib.import_module("humming")  # vLLM asks for it; its import starts processes for seconds
+    once_for_all_children()
     capability = GPUS[args.gpu][0]
     for path in map(pathlib.Path, args.configs):
         config = json.loads(path.read_text())

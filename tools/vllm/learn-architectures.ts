@@ -280,6 +280,10 @@ function withLimits(
     for (const field of Object.keys(textOf(meta.base)))
       if (meta.read?.includes(field) === true && COUNTS.test(field) && !seen(field).includes(null))
         needs.add(field);
+  // A config's class may fill in the types of layers.
+  const hasTypes = textOf(meta.base)["layer_types"] !== undefined;
+  if (hasTypes && rule.attention?.windows !== "off" && !seen("layer_types").includes(null))
+    needs.add("layer_types");
   for (const field of needs) if (!seen(field).includes("null")) notNull.add(field);
   if (!without.has("is_causal")) only["is_causal"] = [null, true];
   if (meta.kind === "multimodal" && textOf(meta.base) !== meta.base)
@@ -331,6 +335,7 @@ function unique(values: readonly unknown[]): unknown[] {
   return [...texts].sort().map((text) => JSON.parse(text) as unknown);
 }
 
+const FRAME = /\.transformers\.\w+$/;
 const DRAFT = "it is a draft, which vLLM serves only beside the model that it drafts for";
 const architectures: Record<string, LearnedArchitecture> = {};
 const refused: Record<string, string> = {};
@@ -339,9 +344,11 @@ let wrongs = 0;
 for (const [architecture, [kind, className]] of Object.entries(facts.architectures)) {
   const meta = bases.get(architecture);
   const all = answers.get(architecture) ?? [];
-  // Names of one class share its answers.
+  // Names of one class share its answers, unless it takes its layers of transformers.
   const ofClass = Object.entries(facts.architectures).flatMap(([name, [, other]]) =>
-    other === className ? (answers.get(name) ?? []) : [],
+    other === className && (name === architecture || !FRAME.test(className))
+      ? (answers.get(name) ?? [])
+      : [],
   );
   const plain =
     all.find(({ line, changed }) => line.error === undefined && changed !== undefined) ??
