@@ -18,7 +18,7 @@ const WHEELS = {
 };
 
 /**
- * `dist` holds one folder for `kv-nixl install` and one for its option `--with libfabric`. GNU
+ * `dist` holds one folder as `kv-nixl install` makes it, and one of libraries for LIBFABRIC. GNU
  * strip knows one machine only.
  */
 export const LIBS = [

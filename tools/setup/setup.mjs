@@ -174,7 +174,7 @@ async function library(withLibfabric) {
       say("fetch NIXL …");
       await installNixl({ onProgress: say });
     }
-    return { ready: true, noLibfabric: withLibfabric ? await libfabric(installNixl) : undefined };
+    return { ready: true, noLibfabric: withLibfabric ? await libfabric() : undefined };
   } catch (error) {
     const why = `NIXL is not available (${firstLine(error)})`;
     const hint = error?.hint ?? "npx --no-install kv-nixl install";
@@ -184,16 +184,18 @@ async function library(withLibfabric) {
 }
 
 /**
- * 11 MB through pip. Returns the reason where they are not available: tests over LIBFABRIC are then
- * skipped by name, and fail with CI=true.
+ * Packs NIXL's libraries, with 180 MB through pip at the first time. Returns the reason where they
+ * are not available: tests over LIBFABRIC are then skipped by name, and fail with CI=true.
  */
-async function libfabric(installNixl) {
+async function libfabric() {
+  const platform = `linux-${process.arch}-gnu`;
   try {
-    await installNixl({ with: ["libfabric"], onProgress: say });
+    const build = ["native/scripts/build-libs.mjs", "--platform", platform];
+    await step("pack the libraries of LIBFABRIC", () => run(process.execPath, build));
     return undefined;
   } catch (error) {
     const why = `LIBFABRIC is not available (${firstLine(error)})`;
-    say(`${why}; remedy: ${error?.hint ?? "kv-nixl install --with libfabric"}`);
+    say(`${why}; remedy: npm run build:libs -- --platform ${platform}`);
     return why;
   }
 }

@@ -78,7 +78,7 @@ void load_nixl(const string& path) {
 
 void preload_library(const string& path) {
   open_library(path, "KV_BACKEND_UNAVAILABLE",
-               "install it again: npx --no-install kv-nixl install --with libfabric");
+               "install the package @kv/nixl-libs-linux-x64-gnu (or -arm64-gnu) again");
 }
 
 }  // namespace kv::nixl

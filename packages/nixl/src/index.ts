@@ -14,16 +14,9 @@ export { type DoctorOptions, doctor } from "./doctor/doctor.js";
 export { doctorText } from "./doctor/report.js";
 export type { Environment } from "./environment.js";
 export { type Host, realHost } from "./host.js";
-export {
-  type Installed,
-  type InstallOptions,
-  installNixl,
-  type PluginDependency,
-  useNixl,
-} from "./install/install.js";
+export { type Installed, type InstallOptions, installNixl, useNixl } from "./install/install.js";
 export type { Cuda } from "./install/wheels.js";
 export { type FindLibraryOptions, findLibrary } from "./library/find-library.js";
-export { type LibraryFeatures, lackedBy, libraryFeatures } from "./library/library-features.js";
 export type { MissingPart } from "./library/missing-parts.js";
 export { type DescriptorRow, descriptorRows } from "./memory/descriptor-rows.js";
 export { type DeviceMemoryOptions, deviceMemory } from "./memory/device-memory.js";

@@ -24,8 +24,8 @@ test("what a terminal obeys is shown, everything else stays", () => {
 });
 
 test("first-contact.md: hints name the command that works, in a checkout and where the packages are installed", () => {
-  const hint = "run: npx --no-install kv-nixl install --with libfabric";
-  expect(withCommands(hint, true)).toBe("run: npm run kv-nixl -- install --with libfabric");
+  const hint = "run: npx --no-install kv-nixl install --version 1.5.1";
+  expect(withCommands(hint, true)).toBe("run: npm run kv-nixl -- install --version 1.5.1");
   expect(withCommands(hint, false)).toBe(hint);
 });
 

@@ -1,5 +1,5 @@
 import { copyFile, mkdir, rm } from "node:fs/promises";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { scratchFolder } from "@kv/testing/scratch-folder";
 import { beforeAll, beforeEach, describe, expect, test, vi } from "vitest";
 import { compile } from "../../test/support/compile.js";
@@ -8,6 +8,8 @@ import { PreloadFinder } from "./plugins.js";
 
 vi.mock("../library/library-package.js");
 const LIBRARY = "libkv_dependency.so.1";
+const DRIVER = "libkv_driver.so.1";
+const FABRIC = "libfabric.so.1";
 const works = process.platform === "linux";
 const nothing = { libraries: [], variables: [] };
 const folder = scratchFolder();
@@ -15,71 +17,90 @@ let cases = 0;
 
 beforeAll(async () => {
   if (!works) return;
-  await compile(folder, LIBRARY, { has: ["kv_dependency"] });
-  await compile(folder, "plugin.so", { calls: ["kv_dependency"], needs: [LIBRARY] });
+  for (const name of [LIBRARY, DRIVER, FABRIC])
+    await compile(folder, name, { has: [symbolOf(name)] });
+  for (const names of [[LIBRARY], [LIBRARY, DRIVER], [FABRIC]])
+    await compile(folder, pluginOf(names), { calls: names.map(symbolOf), needs: names });
 });
 
+const symbolOf = (name: string) => `of_${name.replaceAll(".", "_")}`;
+const pluginOf = (names: readonly string[]) => `plugin-${names.join("-")}`;
+
 describe.runIf(works)("the libraries that a plugin needs before NIXL loads it", () => {
+  let base = "";
   let environment: Record<string, string> = {};
   let finder = new PreloadFinder();
-  const cached = (name: string) => join(environment["XDG_CACHE_HOME"] ?? "", "kv-nixl", name);
-  const find = (env = environment) => finder.find("LIBFABRIC", "/nowhere/libnixl_capi.so", env);
+  const packaged = (name: string) => join(base, "package", "libfabric-2.5-x86_64", name);
+  const find = (env = environment, backend = "LIBFABRIC") =>
+    finder.find(backend, "/nowhere/libnixl_capi.so", env);
 
-  /** As `kv-nixl install --with libfabric` leaves it. */
-  async function install(name: string) {
-    await mkdir(cached(name), { recursive: true });
-    await copyFile(join(folder, LIBRARY), join(cached(name), LIBRARY));
-    return { libraries: [join(cached(name), LIBRARY)], variables: [] };
+  /** NIXL has the plugin, which needs these libraries. */
+  const hasPlugin = (names: readonly string[], backend = "LIBFABRIC") =>
+    copyFile(join(folder, pluginOf(names)), join(base, "plugins", `libplugin_${backend}.so`));
+
+  /** The optional package is installed, and has these libraries. */
+  async function install(names: readonly string[]) {
+    await mkdir(packaged(""), { recursive: true });
+    for (const name of names) await copyFile(join(folder, name), packaged(name));
+    vi.mocked(libraryPackage).mockReturnValue({
+      name: "",
+      path: "/nowhere",
+      folder: join(base, "package"),
+    });
   }
 
   beforeEach(async () => {
-    const base = join(folder, `case-${cases++}`);
+    base = join(folder, `case-${cases++}`);
     await mkdir(join(base, "plugins"), { recursive: true });
-    await copyFile(join(folder, "plugin.so"), join(base, "plugins", "libplugin_LIBFABRIC.so"));
-    environment = {
-      PATH: process.env["PATH"] ?? "",
-      XDG_CACHE_HOME: base,
-      NIXL_PLUGIN_DIR: join(base, "plugins"),
-    };
+    environment = { PATH: process.env["PATH"] ?? "", NIXL_PLUGIN_DIR: join(base, "plugins") };
     finder = new PreloadFinder();
     vi.mocked(libraryPackage).mockReturnValue({ name: "", path: undefined, folder: undefined });
+    await hasPlugin([LIBRARY]);
   });
 
-  test("are those of the optional package, unless kv-nixl install has installed others", async () => {
-    const packaged = join(environment["XDG_CACHE_HOME"] ?? "", "package");
-    await mkdir(join(packaged, "libfabric-9.9-x86_64"), { recursive: true });
-    await copyFile(join(folder, LIBRARY), join(packaged, "libfabric-9.9-x86_64", LIBRARY));
-    vi.mocked(libraryPackage).mockReturnValue({ name: "", path: "/nowhere", folder: packaged });
-    expect(await find()).toEqual({
-      libraries: [join(packaged, "libfabric-9.9-x86_64", LIBRARY)],
+  test("are those of the optional package, once it is installed, for its own backend alone", async () => {
+    await hasPlugin([LIBRARY], "UCX");
+    expect(await find()).toEqual(nothing);
+    await install([LIBRARY]);
+    expect(await find()).toEqual({ libraries: [packaged(LIBRARY)], variables: [] });
+    expect(await find(environment, "UCX")).toEqual(nothing);
+  });
+
+  test("do not shadow a driver of the system", async () => {
+    await hasPlugin([LIBRARY, DRIVER]);
+    await install([LIBRARY, DRIVER]);
+    const both = [packaged(LIBRARY), packaged(DRIVER)].sort();
+    expect(await find()).toEqual({ libraries: both, variables: [] });
+    await mkdir(join(base, "driver"));
+    await copyFile(join(folder, DRIVER), join(base, "driver", DRIVER));
+    finder.forget();
+    expect(await find({ ...environment, LD_LIBRARY_PATH: join(base, "driver") })).toEqual({
+      libraries: [packaged(LIBRARY)],
       variables: [],
     });
-    const installed = await install("libfabric-2.5-x86_64");
-    expect(await find()).toEqual(installed);
   });
 
-  test("are found once they are installed, and are those of the newest installation, also when it replaced an older one meanwhile", async () => {
-    expect(await find()).toEqual(nothing);
-    const old = await install("libfabric-2.5-x86_64");
-    expect(await find()).toEqual(old);
-    const newer = await install("libfabric-2.10-x86_64");
-    await rm(cached("libfabric-2.5-x86_64"), { recursive: true });
-    expect(await find()).toEqual(newer);
+  test("set FI_PROVIDER_PATH for the package's libfabric", async () => {
+    await hasPlugin([FABRIC]);
+    await install([FABRIC]);
+    const variables = [["FI_PROVIDER_PATH", dirname(packaged(FABRIC))]];
+    expect(await find()).toEqual({ libraries: [packaged(FABRIC)], variables });
   });
 
   test("are cached until an agent fails to start with them", async () => {
-    const installed = await install("libfabric-2.5-x86_64");
+    await install([LIBRARY]);
+    const installed = { libraries: [packaged(LIBRARY)], variables: [] };
     expect(await find()).toEqual(installed);
-    await rm(join(cached("libfabric-2.5-x86_64"), LIBRARY));
+    await rm(packaged(LIBRARY));
     expect(await find()).toEqual(installed);
     finder.forget();
     expect(await find()).toEqual(nothing);
   });
 
   test("are looked for again after a search that failed", async () => {
-    const installed = await install("libfabric-2.5-x86_64");
+    await install([LIBRARY]);
     // No process can be started with such a variable.
     await expect(find({ ...environment, KV_BROKEN: "a\0b" })).rejects.toThrow();
-    expect(await find()).toEqual(installed);
+    expect(await find()).toEqual({ libraries: [packaged(LIBRARY)], variables: [] });
   });
 });

@@ -1,7 +1,7 @@
 import { readdir } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import type { Environment } from "../environment.js";
-import { cacheFolder, realLibrary } from "../library/cache-folder.js";
+import { realLibrary } from "../library/cache-folder.js";
 import { libraryPackage, reinstallHint } from "../library/library-package.js";
 import { type MissingPart, missingParts, nameOfMissing } from "../library/missing-parts.js";
 
@@ -13,7 +13,7 @@ export interface PluginDescription {
   readonly loads: boolean;
   /** What the loader does not find; empty when it loads. */
   readonly missing: readonly MissingPart[];
-  /** File names of the libraries that only `kv-nixl install --with` supplies. */
+  /** File names of the libraries that only the optional package `@kv/nixl-libs-…` supplies. */
   readonly supplied: readonly string[];
   /** A command or an instruction that helps; undefined when it loads. */
   readonly remedy: string | undefined;
@@ -64,7 +64,7 @@ async function describe(
   const missingFromSystem = await missingParts(file, { environment });
   const whole = { name, file, loads: true, missing: [], supplied: [], remedy: undefined };
   if (missingFromSystem.length === 0) return whole;
-  const folder = await dependencyFolder(name, environment);
+  const folder = await dependencyFolder(name);
   const missing =
     folder === undefined
       ? missingFromSystem
@@ -76,7 +76,7 @@ async function describe(
   return { ...whole, supplied: librariesOf(missingFromSystem).sort() };
 }
 
-export function librariesOf(missing: readonly MissingPart[]): string[] {
+function librariesOf(missing: readonly MissingPart[]): string[] {
   const names = missing.flatMap((part) => {
     if (part.kind === "library") return [part.name];
     return part.kind === "version" ? [part.library] : [];
@@ -94,7 +94,7 @@ const OPENSSL_REMEDY =
 
 /**
  * What to do when a plugin or NIXL's library lacks these parts. `reinstall` tells how to install
- * NIXL again; `hasDependencies` means that `kv-nixl install --with` has run.
+ * NIXL again; `hasDependencies` means that the optional package `@kv/nixl-libs-…` is installed.
  */
 export function remedyFor(
   name: string,
@@ -111,8 +111,7 @@ export function remedyFor(
   if (version !== undefined) {
     return `a newer ${version.library}, or the NIXL that is known to work with it: npx --no-install kv-nixl install`;
   }
-  if (name === "LIBFABRIC" && !hasDependencies)
-    return "npx --no-install kv-nixl install --with libfabric";
+  if (name === "LIBFABRIC" && !hasDependencies) return `npm install ${libraryPackage().name}`;
   if (libraries.length === 0) return reinstall;
   const cuda = libraries.every((library) => /^libcu/.test(library));
   const packages = cuda ? "CUDA's driver and runtime" : "the system's packages";
@@ -127,38 +126,13 @@ export function summaryOf(plugin: PluginDescription): string {
   return `${plugin.name} (lacks ${[first, ...more].join(", ")})`;
 }
 
-/**
- * How the folder names of libraries from outside the wheel begin, in the cache and in the package.
- */
-const FOLDER_PREFIXES: Readonly<Record<string, string>> = { LIBFABRIC: "libfabric" };
-
-/**
- * The newest folder of libraries from outside the wheel that a plugin needs. What
- * `kv-nixl install --with` installed comes before the optional package `@kv/nixl-libs-…`.
- */
-export async function dependencyFolder(
-  backend: string,
-  environment: Environment = process.env,
-): Promise<string | undefined> {
-  const prefix = Object.hasOwn(FOLDER_PREFIXES, backend) ? FOLDER_PREFIXES[backend] : undefined;
-  if (prefix === undefined) return undefined;
-  for (const place of [cacheFolder(environment), libraryPackage().folder]) {
-    const names = place === undefined ? [] : await readdir(place).catch(() => [] as string[]);
-    const [newest] = names
-      .filter((name) => name.startsWith(`${prefix}-`))
-      .sort((a, b) => b.localeCompare(a, "en", { numeric: true }));
-    if (place !== undefined && newest !== undefined) return join(place, newest);
-  }
-  return undefined;
-}
-
-/** Values that the user has set come first. */
-export function variablesFor(
-  folder: string,
-  supplied: readonly string[],
-): readonly (readonly [name: string, value: string])[] {
-  // Providers of the system's libfabric must not be loaded.
-  return supplied.includes("libfabric.so.1") ? [["FI_PROVIDER_PATH", folder]] : [];
+/** The optional package's folder of libraries that LIBFABRIC needs from outside the wheel. */
+async function dependencyFolder(backend: string): Promise<string | undefined> {
+  const { folder } = libraryPackage();
+  if (backend !== "LIBFABRIC" || folder === undefined) return undefined;
+  const names = await readdir(folder).catch(() => [] as string[]);
+  const found = names.find((name) => name.startsWith("libfabric-"));
+  return found && join(folder, found);
 }
 
 export interface Preload {
@@ -171,8 +145,8 @@ export interface Preload {
 const NOTHING: Preload = { libraries: [], variables: [] };
 
 /**
- * Finds the libraries of `kv-nixl install --with` that a plugin does not find by itself. A library
- * of the system stays unless the plugin needs a newer one. Asking the loader takes about 60 ms, so
+ * Finds the libraries of the optional package that a plugin does not find by itself. A library of
+ * the system stays unless the plugin needs a newer one. Asking the loader takes about 60 ms, so
  * results are kept until `forget`.
  */
 export class PreloadFinder {
@@ -180,7 +154,7 @@ export class PreloadFinder {
 
   /** Empty unless the plugin loads only with what is installed for it. */
   async find(backend: string, libraryPath: string, environment: Environment): Promise<Preload> {
-    const folder = await dependencyFolder(backend, environment);
+    const folder = await dependencyFolder(backend);
     if (folder === undefined) return NOTHING;
     const key = [backend, pluginFolder(libraryPath, environment), folder].join("\n");
     const found = this.#found.get(key) ?? findIn(folder, backend, libraryPath, environment);
@@ -209,6 +183,7 @@ async function findIn(
   if (plugin === undefined || !plugin.loads || plugin.supplied.length === 0) return NOTHING;
   return {
     libraries: plugin.supplied.map((name) => join(folder, name)),
-    variables: variablesFor(folder, plugin.supplied),
+    // Providers of the system's libfabric must not be loaded.
+    variables: plugin.supplied.includes("libfabric.so.1") ? [["FI_PROVIDER_PATH", folder]] : [],
   };
 }

@@ -2,9 +2,9 @@ import { once } from "node:events";
 import { connect } from "node:net";
 import { KvError, type KvErrorCode } from "@kv/interface";
 import { ChildProcess } from "@kv/program";
-import type { z } from "zod";
+import { z } from "zod";
 import { childTask } from "../child/child-task.js";
-import { type BenchRequest, channelOf, INITIATOR_LIMITS, replySchema } from "./protocol.js";
+import { type BenchRequest, channelOf, failedSchema, INITIATOR_LIMITS } from "./protocol.js";
 
 /** The other side of a benchmark. It takes one request at a time. */
 export interface RemoteTarget {
@@ -38,22 +38,24 @@ export async function connectTarget(host: string, port: number): Promise<RemoteT
     where,
     async ask(request, answer) {
       channel.send(request);
-      const message = await channel.next();
-      if (message === undefined) {
+      const { value: message, done } = await channel.messages.next();
+      if (done === true) {
         throw new KvError(
           "KV_SIDE_CHANNEL_CLOSED",
           `the target at ${where} ended before it answered`,
         );
       }
-      const reply = replySchema.safeParse(message);
-      if (!reply.success) throw malformed(where, reply.error);
-      if ("error" in reply.data) {
-        const { code, message: text, hint } = reply.data.error;
-        throw new KvError(code as KvErrorCode, `the target at ${where}: ${text}`, { hint });
+      const reply = z.union([z.strictObject({ ok: answer }), failedSchema]).safeParse(message);
+      if (!reply.success) {
+        throw new KvError(
+          "KV_WIRE_MALFORMED",
+          `the target at ${where} sent an answer that this benchmark does not understand: ${reply.error.issues[0]?.message}`,
+          { hint: "both hosts need the same version of @kv/nixl" },
+        );
       }
-      const value = answer.safeParse(reply.data.ok);
-      if (!value.success) throw malformed(where, value.error);
-      return value.data;
+      if ("ok" in reply.data) return reply.data.ok;
+      const { code, message: text, hint } = reply.data.error;
+      throw new KvError(code as KvErrorCode, `the target at ${where}: ${text}`, { hint });
     },
     async close() {
       channel.close();
@@ -91,12 +93,4 @@ export async function startTarget(
       await child.close();
     },
   };
-}
-
-function malformed(where: string, error: z.ZodError): KvError {
-  return new KvError(
-    "KV_WIRE_MALFORMED",
-    `the target at ${where} sent an answer that this benchmark does not understand: ${error.issues[0]?.message}`,
-    { hint: "both hosts need the same version of @kv/nixl" },
-  );
 }

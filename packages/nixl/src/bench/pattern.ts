@@ -1,12 +1,12 @@
-import { createHash } from "node:crypto";
+import { createHash, randomFillSync } from "node:crypto";
 
-export function fill(bytes: Uint8Array, seed: number): void {
-  const words = new Uint32Array(bytes.buffer, bytes.byteOffset, bytes.length >> 2);
-  let word = Math.imul(seed + 1, 0x9e3779b1);
-  for (let index = 0; index < words.length; index++) {
-    words[index] = word ^ index;
-    word = (Math.imul(word, 1664525) + 1013904223) | 0;
-  }
+/** Node fills up to 2 GiB at once. */
+const FILLED_BYTES = 1 << 30;
+
+/** Each call writes other bytes. */
+export function fill(bytes: Uint8Array): void {
+  for (let at = 0; at < bytes.length; at += FILLED_BYTES)
+    randomFillSync(bytes.subarray(at, at + FILLED_BYTES));
 }
 
 /** SHA-256 in hex. */

@@ -15,21 +15,14 @@ export const requestSchema = z.discriminatedUnion("do", [
       .regex(/^[A-Za-z0-9_]{1,64}$/)
       .optional(),
   }),
-  z.strictObject({
-    do: z.literal("fill"),
-    seed: z
-      .int()
-      .min(0)
-      .max(2 ** 31),
-  }),
+  z.strictObject({ do: z.literal("fill") }),
   z.strictObject({ do: z.literal("digest"), lengthBytes: z.int().min(1) }),
 ]);
 export type BenchRequest = z.infer<typeof requestSchema>;
 
-const errorSchema = z.object({
-  code: z.string(),
-  message: z.string(),
-  hint: z.string().optional(),
+/** Answers a request that failed. */
+export const failedSchema = z.strictObject({
+  error: z.object({ code: z.string(), message: z.string(), hint: z.string().optional() }),
 });
 
 /** Answers `open`. */
@@ -42,19 +35,14 @@ export const openedSchema = z.object({
 export const digestSchema = z.object({ sha256: z.string() });
 /** Answers `fill`. */
 export const doneSchema = z.object({ done: z.literal(true) });
-export const replySchema = z.union([
-  z.strictObject({ ok: z.unknown() }),
-  z.strictObject({ error: errorSchema }),
-]);
 
 /** JSON messages over a socket, one per line. Each request gets one answer. */
 export interface Channel {
   send(message: object): void;
   /**
-   * Undefined when the connection has ended. Rejects with `KV_WIRE_MALFORMED` or
-   * `KV_WIRE_LIMIT_EXCEEDED`.
+   * Ends with the connection. Rejects with `KV_WIRE_MALFORMED` or `KV_WIRE_LIMIT_EXCEEDED`.
    */
-  next(): Promise<unknown>;
+  readonly messages: AsyncGenerator<unknown, void>;
   close(): void;
 }
 
@@ -70,25 +58,12 @@ export const INITIATOR_LIMITS: ChannelLimits = { maxLineBytes: 1 << 20, maxUnrea
 
 /** A receiver that does not read is disconnected. */
 export function channelOf(socket: Socket, limits: ChannelLimits): Channel {
-  const lines = linesOf(socket, limits.maxLineBytes);
   socket.setNoDelay(true);
   return {
+    messages: messagesOf(socket, limits.maxLineBytes),
     send(message) {
       socket.write(`${JSON.stringify(message)}\n`);
       if (socket.writableLength > limits.maxUnreadBytes) socket.destroy();
-    },
-    async next() {
-      const { value, done } = await lines.next();
-      if (done === true) return undefined;
-      try {
-        return JSON.parse(value);
-      } catch (error) {
-        throw KvError.from(
-          error,
-          "KV_WIRE_MALFORMED",
-          "the other side of the benchmark sent something that is not JSON",
-        );
-      }
     },
     close() {
       socket.destroy();
@@ -96,7 +71,7 @@ export function channelOf(socket: Socket, limits: ChannelLimits): Channel {
   };
 }
 
-async function* linesOf(socket: Socket, maxLineBytes: number): AsyncGenerator<string, void> {
+async function* messagesOf(socket: Socket, maxLineBytes: number): AsyncGenerator<unknown, void> {
   let rest = "";
   socket.setEncoding("utf8");
   try {
@@ -106,10 +81,14 @@ async function* linesOf(socket: Socket, maxLineBytes: number): AsyncGenerator<st
       if (rest.length > maxLineBytes || parts.some((part) => part.length > maxLineBytes)) {
         throw new KvError("KV_WIRE_LIMIT_EXCEEDED", `a line of more than ${maxLineBytes} bytes`);
       }
-      yield* parts;
+      for (const line of parts) yield JSON.parse(line);
     }
   } catch (error) {
     if (KvError.is(error)) throw error;
+    if (error instanceof SyntaxError) {
+      const message = "the other side of the benchmark sent something that is not JSON";
+      throw new KvError("KV_WIRE_MALFORMED", message, { cause: error });
+    }
     // A broken connection counts as closed.
   }
 }

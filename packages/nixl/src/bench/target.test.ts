@@ -40,7 +40,7 @@ async function open() {
 }
 
 /** A request that is answered without memory. */
-const FILL = '{"do":"fill","seed":1}';
+const FILL = '{"do":"fill"}';
 
 /** One try for each limit: the offender's connection ends, and the next session begins. */
 const tries: { readonly [K in keyof TargetLimits]: () => Promise<void> } = {
@@ -54,7 +54,7 @@ const tries: { readonly [K in keyof TargetLimits]: () => Promise<void> } = {
     await listen();
     const deaf = await open();
     deaf.socket.pause();
-    // Each request of 23 bytes has an answer of 80. The sockets' buffers take the first MBs of
+    // Each request of 14 bytes has an answer of 80. The sockets' buffers take the first MBs of
     // them.
     const write = () => {
       while (!deaf.socket.destroyed && deaf.socket.write(`${FILL}\n`.repeat(1000)));

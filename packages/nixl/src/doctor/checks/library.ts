@@ -1,3 +1,4 @@
+import { readFile } from "node:fs/promises";
 import { basename, dirname } from "node:path";
 import { KvError } from "@kv/interface";
 import { type ChildFailure, type ChildOutcome, failureText } from "@kv/program";
@@ -8,7 +9,6 @@ import type { Host } from "../../host.js";
 import { cLibraryProblem } from "../../library/c-library.js";
 import { parseInstallFolder, realLibrary } from "../../library/cache-folder.js";
 import { type LocatedLibrary, locateLibrary } from "../../library/find-library.js";
-import { isNixl, lackedBy, libraryFeatures } from "../../library/library-features.js";
 import { reinstallHint } from "../../library/library-package.js";
 import { missingParts, nameOfMissing } from "../../library/missing-parts.js";
 import type { Check } from "../../reports.js";
@@ -28,21 +28,21 @@ export function runtimeChecks(host: Host, outcome: ChildOutcome): Check[] {
     finding("runtime", "node", "Node.js")(
       isNew ? "ok" : "fail",
       `${nodeVersion} on ${platform} ${arch}`,
-      isNew ? {} : { fix: `Node.js ${MIN_NODE_MAJOR} or newer` },
+      isNew ? undefined : `Node.js ${MIN_NODE_MAJOR} or newer`,
     ),
     libc(platform, glibc),
   ];
   const addon = finding("runtime", "addon", "addon");
   if (outcome.kind !== "answered") {
     const fix = "npm install again on this machine; in the repository: npm run setup";
-    return [...checks, addon("fail", failureText(outcome), { fix: fixOf(outcome, fix) })];
+    return [...checks, addon("fail", failureText(outcome), fixOf(outcome, fix))];
   }
   const { addon: path, defaults } = outcome.value as RuntimeAnswer;
-  checks.push(addon("ok", String(path), { details: { path } }));
+  checks.push(addon("ok", String(path)));
   if (defaults.length > 0) {
     const found = defaults.map(([name, value]) => `${name}=${value}`).join(" ");
     const details = Object.fromEntries(defaults);
-    checks.push(finding("runtime", "defaults", "set by the addon")("note", found, { details }));
+    checks.push(finding("runtime", "defaults", "set by the addon", details)("note", found));
   }
   return checks;
 }
@@ -52,7 +52,7 @@ function libc(platform: string, glibc: string | undefined): Check {
   const problem = cLibraryProblem(platform, glibc);
   return problem === undefined
     ? check("ok", `glibc ${glibc}`)
-    : check("fail", problem.found, { fix: problem.fix });
+    : check("fail", problem.found, problem.fix);
 }
 
 /** `located` is undefined when no library loads. */
@@ -61,27 +61,20 @@ export async function libraryCheck(
   environment: Environment,
   library: string | undefined,
 ): Promise<{ check: Check; located: LocatedLibrary | undefined }> {
-  const check = finding("library", "path", "NIXL");
+  const check = (details: Check["details"]) => finding("library", "path", "NIXL", details);
   try {
     const located = await locateLibrary({ environment, library });
     const problem = await loadProblem(located, environment);
     if (problem !== undefined) {
       const found = `${problem.found}, from ${located.source}\n${located.path}`;
-      const more = { fix: problem.fix, details: { ...located } };
-      return { check: check("fail", found, more), located: undefined };
+      return { check: check({ ...located })("fail", found, problem.fix), located: undefined };
     }
     const real = realLibrary(located.path);
     const version = versionOf(real, host);
-    const features = await libraryFeatures(located.path);
-    const lacked = lackedBy(features);
-    const without =
-      lacked.length > 0
-        ? `; it has no ${lacked.join(" and no ")}, which this package does not need`
-        : "";
     const link = real === located.path ? "" : `, a link to ${real}`;
-    const found = `${version ?? "of unknown version"}, from ${located.source}${without}\n${located.path}${link}`;
-    const details = { ...located, version: version ?? null, features };
-    return { check: check("ok", found, { details }), located };
+    const found = `${version ?? "of unknown version"}, from ${located.source}\n${located.path}${link}`;
+    const details = { ...located, version: version ?? null };
+    return { check: check(details)("ok", found), located };
   } catch (error) {
     const {
       code,
@@ -91,8 +84,8 @@ export async function libraryCheck(
     } = KvError.from(error, "KV_INTERNAL", "the search failed");
     const attempts = Array.isArray(details.attempts) ? (details.attempts as string[]) : [];
     const found = `${message.split(";")[0]} [${code}]${attemptsText(attempts)}`;
-    const more = { fix: hint.replace(/^run: /, ""), details };
-    return { check: check("fail", found, more), located: undefined };
+    const fix = hint.replace(/^run: /, "");
+    return { check: check(details)("fail", found, fix), located: undefined };
   }
 }
 
@@ -116,7 +109,9 @@ async function loadProblem(
     const found = `does not load: it lacks ${missing.map(nameOfMissing).join(", ")}`;
     return { found, fix: remedyFor("NIXL", missing, { hasDependencies: true, reinstall }) };
   }
-  if (await isNixl(path)) return undefined;
+  // The names in a library's string table end with a NUL.
+  const isNixl = (await readFile(path)).includes("\0nixl_capi_create_configured_agent\0");
+  if (isNixl) return undefined;
   return {
     found: "a library, but not NIXL's: it has none of the functions of NIXL's C API",
     fix: reinstall,
@@ -151,13 +146,14 @@ function versionOf(path: string, host: Host): string | undefined {
 
 /** `outcome` is that of `backendProbe`. */
 export function backendCheck(name: string, outcome: ChildOutcome): Check {
-  const check = finding("library", `backend.${name}`, `backend ${name}`);
+  const check = (details?: Check["details"]) =>
+    finding("library", `backend.${name}`, `backend ${name}`, details);
   if (outcome.kind !== "answered")
-    return check("fail", failureText(outcome), { fix: fixOf(outcome, INSTALL) });
+    return check()("fail", failureText(outcome), fixOf(outcome, INSTALL));
   const answer = outcome.value as BackendAnswer;
   const alone = answer.metadataBytes === null ? `; ${STORAGE_ONLY}` : "";
   const found = `ready in ${Math.round(answer.startMs)} ms; memory that can be registered: ${answer.memoryTypes.join(", ")}${alone}`;
-  return check("ok", found, { details: { ...answer } });
+  return check({ ...answer })("ok", found);
 }
 
 export function repairChecks(backend: string, outcome: ChildOutcome): Check[] {
@@ -167,13 +163,11 @@ export function repairChecks(backend: string, outcome: ChildOutcome): Check[] {
     const repair = REPAIRS[name];
     if (state === "waiting" || repair === undefined) return [];
     const { of, fault, without } = repair;
-    const check = finding("library", `repair.${backend}.${name}`, `repair ${name}`);
     const details = { state, ...repair };
-    if (state === "holds") return [check("ok", `holds; ${of}: ${fault}`, { details })];
-    if (state === "off")
-      return [check("note", `switched off by KV_NIXL_REPAIRS_OFF: ${without}`, { details })];
-    const found = `did not take hold: ${why}; ${without}`;
-    return [check("warn", found, { fix: INSTALL, details })];
+    const check = finding("library", `repair.${backend}.${name}`, `repair ${name}`, details);
+    if (state === "holds") return [check("ok", `holds; ${of}: ${fault}`)];
+    if (state === "off") return [check("note", `switched off by KV_NIXL_REPAIRS_OFF: ${without}`)];
+    return [check("warn", `did not take hold: ${why}; ${without}`, INSTALL)];
   });
 }
 

@@ -23,7 +23,7 @@ export function pairChecks(backend: string, outcome: ChildOutcome): Check[] {
     const fix = outcome.kind === "failed" ? outcome.error.hint : FIXES[outcome.kind];
     const late =
       outcome.kind === "timeout" ? "two processes of this host do not reach each other: " : "";
-    return [finding("pair", backend, title)("fail", `${late}${failureText(outcome)}`, { fix })];
+    return [finding("pair", backend, title)("fail", `${late}${failureText(outcome)}`, fix)];
   }
   const protocols = backend === "UCX" ? readUcxProtocols(outcome.output) : [];
   return (outcome.value as PairAnswer[]).map((answer) =>
@@ -47,21 +47,22 @@ function pairCheck(
       : inPost
         ? "copied during the post"
         : "moved after the post, in the background";
-  const check = finding("pair", `${backend}.${operation}`, `${title}, ${operation}`);
   const details = { ...answer, protocols: own };
+  const check = finding("pair", `${backend}.${operation}`, `${title}, ${operation}`, details);
   const speed = `${gigabytesPerSecond.toPrecision(3)} GB/s (64 MiB in blocks of 64 KiB)`;
   if (!consistent) {
-    return check("fail", `${path}: the bytes that arrived differ from those that were sent`, {
-      fix: "do not use this backend here; please report it with the output of --json",
-      details,
-    });
+    return check(
+      "fail",
+      `${path}: the bytes that arrived differ from those that were sent`,
+      "do not use this backend here; please report it with the output of --json",
+    );
   }
   // On one host the kernel copies by CMA. Where that is forbidden, UCX is slow without a warning.
   if (own.length > 0 && /\btcp\b/.test(lanes) && !/cma|xpmem|knem/.test(lanes)) {
     const found = `${path}, ${speed}: the network stack, although both processes run on one host`;
     const fix =
       "allow CMA (see ptrace scope; a seccomp filter may deny process_vm_readv), and keep cma and sm in UCX_TLS";
-    return check("warn", found, { fix, details });
+    return check("warn", found, fix);
   }
-  return check("ok", `${path}, ${speed}`, { details });
+  return check("ok", `${path}, ${speed}`);
 }

@@ -46,6 +46,8 @@ test.each<[string, Record<string, string>, string, text?: string, backends?: str
   ["NCCL's", { NCCL_IB_HCA: "mlx5_0" }, "warn", "no effect"],
   ["a local side channel", { VLLM_NIXL_SIDE_CHANNEL_HOST: "localhost" }, "note", "address"],
   ["UCX's hooks on memory", { UCX_MEM_EVENTS: "y" }, "warn"],
+  ["READ of GPUs", { UCX_CUDA_IPC_ENABLE_GET_ZCOPY: "No" }, "warn", "without NVLinks"],
+  ["READ of GPUs", { UCX_CUDA_IPC_ENABLE_GET_ZCOPY: "on" }, "note", "by CUDA IPC"],
   ["no hooks on memory", { UCX_MEM_EVENTS: "n" }, "note"],
 ])("%s: %j gives a %s", (_, environment, status, text = "", backends) => {
   const [name] = Object.keys(environment);

@@ -64,10 +64,9 @@ export function requestedBackends(
 const EFFECTS: Readonly<Record<string, string>> = VARIABLES.effects;
 /** Effects of other variables, by the beginnings of their names. */
 const FAMILIES = Object.entries(VARIABLES.families);
-const NOT_NIXL = /^NCCL_/;
-const LOCAL_HOSTS = ["localhost", "127.0.0.1", "::1"];
-const NOT_REACHED = "peers on other hosts would look for this engine on their own host";
-const ADDRESS = "an address of this host, once a peer runs on another one";
+/** What is said of some values of a variable; `values` is a pattern. */
+const REMARKS: Readonly<Record<string, Record<"values" | "status" | "found" | "fix", string>>> =
+  VARIABLES.remarks;
 
 /** A variable that looks relevant but has no effect gets a warning. */
 export function variableChecks(environment: Environment, request: DoctorRequest): Check[] {
@@ -87,23 +86,15 @@ export function variableChecks(environment: Environment, request: DoctorRequest)
 
 function variableCheck(name: string, value: string, unused: string | undefined): Check[] {
   if (value === "" && EFFECTS[name] === undefined) return [];
-  const details = { value };
   const check = (status: Check["status"], found: string, fix?: string) => [
-    finding("variables", name, name)(
-      status,
-      found,
-      fix === undefined ? { details } : { fix, details },
-    ),
+    finding("variables", name, name, { value })(status, found, fix),
   ];
   if (unused !== undefined)
     return check("warn", `${value}: has no effect: ${unused}`, `unset ${name}`);
-  if (NOT_NIXL.test(name))
-    return check("note", `${value}: for NCCL; has no effect on NIXL (UCX_NET_DEVICES has)`);
   if (value === "") return check("note", "set but empty, which counts as not set");
-  if (name === "VLLM_NIXL_SIDE_CHANNEL_HOST" && LOCAL_HOSTS.includes(value))
-    return check("note", `${value}: ${NOT_REACHED}`, ADDRESS);
-  if (name === "UCX_MEM_EVENTS" && /^(y|yes|1|on|true|try)$/i.test(value))
-    return check("warn", `${value}: ${EFFECTS[name]}`, "UCX_MEM_EVENTS=n, or unset it");
+  const remark = REMARKS[name];
+  if (remark !== undefined && new RegExp(remark.values, "i").test(value))
+    return check(remark.status as Check["status"], `${value}: ${remark.found}`, remark.fix);
   const effect = EFFECTS[name] ?? FAMILIES.find(([prefix]) => name.startsWith(prefix))?.[1];
   return effect === undefined ? [] : check("note", `${value}: ${effect}`);
 }
@@ -120,6 +111,6 @@ const NONE: Check = {
 function sideChannelDefault({ VLLM_NIXL_SIDE_CHANNEL_HOST: host }: Environment): Check[] {
   if (host) return [];
   const check = finding("variables", "side-channel", "VLLM_NIXL_SIDE_CHANNEL_HOST");
-  const found = `not set: localhost, by default; ${NOT_REACHED}`;
-  return [check("note", found, { fix: ADDRESS })];
+  const { found, fix } = VARIABLES.remarks.VLLM_NIXL_SIDE_CHANNEL_HOST;
+  return [check("note", `not set: localhost, by default; ${found}`, fix)];
 }
