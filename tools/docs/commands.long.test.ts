@@ -150,7 +150,6 @@ const FLAGS_OF_OTHERS: Readonly<Record<string, readonly string[]>> = {
     "--expose-gc",
     "--import",
     "--max-semi-space-size",
-    "--min-semi-space-size",
     "--no-memory-reducer",
     "--permission",
     "--allow-addons",

@@ -53,15 +53,12 @@ const sideChannels = ({ sideChannel }: Engines) =>
 const routing = { "--prefill-routing": "prefix-aware", "--decode-routing": "least-load" };
 const quiet = { "--log-level": "error" };
 
-/** As the container of kv-proxy. */
-const V8_FLAGS = ["--no-memory-reducer", "--min-semi-space-size=16", "--max-semi-space-size=64"];
-
 const nodeOf = (version?: string) =>
   version === process.versions.node ? process.execPath : containerNode(version);
 
 const node = async (name: string, args: readonly string[], version?: string): Promise<Program> => ({
   command: "env",
-  args: ["NODE_ENV=production", await nodeOf(version), ...V8_FLAGS, CLI(name), ...args],
+  args: ["NODE_ENV=production", await nodeOf(version), "--no-memory-reducer", CLI(name), ...args],
 });
 
 const ours = (workers: number, version?: string): Contestant => ({
