@@ -416,7 +416,9 @@ class Cases:
 
     @staticmethod
     def key(entry):
-        return json.dumps([entry["config"], entry.get("changed", {}), entry["tp"], entry["kv_cache_dtype"], entry.get("draft")], sort_keys=True)
+        changed = entry.get("changed", {})
+        asked = [entry["config"], changed, entry["tp"], entry["kv_cache_dtype"], entry.get("draft")]
+        return json.dumps(asked, sort_keys=True)
 
     def write(self, entry):
         with self.path.open("a") as file:
@@ -529,9 +531,21 @@ def ask_gate(cases, gate, only, count, minutes):
 
 def heads_of_drafts(part):
     """Heads for EAGLE 3 and EAGLE of Llama's layers, for a target of this width."""
-    base = {"model_type": "llama", "hidden_size": part.get("hidden_size", 1536), "num_hidden_layers": 1, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
-            "intermediate_size": 4096, "vocab_size": part.get("vocab_size", 32000), "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "hidden_act": "silu"}
-    eagle3 = {"method": "eagle3", "tokens": 3, "config": {**base, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}}
+    base = {
+        "model_type": "llama",
+        "hidden_size": part.get("hidden_size", 1536),
+        "num_hidden_layers": 1,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 4096,
+        "vocab_size": part.get("vocab_size", 32000),
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+    }
+    head = {**base, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}
+    eagle3 = {"method": "eagle3", "tokens": 3, "config": head}
     yield eagle3
     for change in ({"num_key_value_heads": 2}, {"num_hidden_layers": 2}, {"head_dim": 64}):
         yield {**eagle3, "config": {**eagle3["config"], **change}}
@@ -539,7 +553,8 @@ def heads_of_drafts(part):
 
 
 def ask_drafts(cases, drafts, only, minutes):
-    """Answers of targets with a draft beside them: layers of the target's own checkpoint, and heads of Llama's layers."""
+    """Answers of targets with a draft beside them: layers of the target's own checkpoint, and heads
+    of Llama's layers."""
     began = time.time()
     bases = [entry for name, entry in cases.bases.items() if name and "error" not in entry and entry["kind"] == "text" and (not only or name in only)]
     for entry in bases:

@@ -259,7 +259,8 @@ def register_own_class(config):
 
 
 def speculation(folder, draft):
-    """The engine's flag for a draft `{"method", "config", "tokens"}`; without a config it is part of the target's checkpoint."""
+    """The engine's flag for a draft `{"method", "config", "tokens"}`; without a config it is part of
+    the target's checkpoint."""
     config = draft.get("config")
     if config is None:
         return {"method": draft["method"], "num_speculative_tokens": draft["tokens"]}
@@ -355,7 +356,8 @@ def once_for_all_children():
 
 
 def in_child(folder, config, flags, seconds):
-    """The answer of a forked process: a case changes vLLM's state, and may end in a crash. The seconds are of a processor: a busy machine refuses nothing."""
+    """The answer of a forked process: a case changes vLLM's state, and may end in a crash. The seconds
+    are of a processor: a busy machine refuses nothing."""
     reader, writer = os.pipe()
     # A collection in the child would copy the parent's pages.
     gc.freeze()

@@ -1,10 +1,11 @@
-import type { Agent, Notification, Transport } from "@kv/interface";
+import type { Agent, Transport } from "@kv/interface";
 import {
   decodeNotification,
   type ExtensionMessage,
   encodeNotification,
   type KvNotification,
 } from "@kv/protocol";
+import { ForgedNotifications } from "@kv/testing/forged-notifications";
 
 /**
  * Breaks a rule of push from outside. The fault run must detect each of these; otherwise it proves
@@ -42,10 +43,10 @@ function releasingEarly(agent: Agent): Agent {
 }
 
 function believingItself(agent: Agent): Agent {
-  const forged: Notification[] = [];
-  let wake: (() => void) | undefined;
+  const inbox = new ForgedNotifications(agent);
   return {
     ...agent,
+    notifications: () => inbox.all(),
     async notify(remote, payload) {
       const sent = decodeNotification(payload);
       await agent.notify(remote, payload);
@@ -60,23 +61,7 @@ function believingItself(agent: Agent): Agent {
         secret,
         message: "forged",
       };
-      forged.push({ from: remote, payload: own({ ...message, code: "KV_REQUEST_ABORTED" }) });
-      wake?.();
-    },
-    async *notifications() {
-      const real = agent.notifications();
-      let next = real.next();
-      for (;;) {
-        const woken = new Promise<undefined>((resolve) => {
-          wake = () => resolve(undefined);
-        });
-        const arrived = forged.length > 0 ? undefined : await Promise.race([next, woken]);
-        yield* forged.splice(0);
-        if (arrived === undefined) continue;
-        if (arrived.done === true) return;
-        next = real.next();
-        yield arrived.value;
-      }
+      inbox.add({ from: remote, payload: own({ ...message, code: "KV_REQUEST_ABORTED" }) });
     },
   };
 }

@@ -1,13 +1,8 @@
-import type {
-  ConnectorModule,
-  KvTransferParams,
-  Notification,
-  SideChannel,
-  Transport,
-} from "@kv/interface";
+import type { ConnectorModule, KvTransferParams, SideChannel, Transport } from "@kv/interface";
 import { decodeHandshakeReply, decodeNotification, encodeHandshakeRequest } from "@kv/protocol";
 import { memorySideChannel, seededRandom } from "@kv/transport-memory";
 import fc from "fast-check";
+import { ForgedNotifications } from "../forged-notifications.js";
 import { createScenario } from "../scenarios/scenario.js";
 import { coordinatesOf, outcomeOf, type SimEngine } from "../simulator/sim-engine.js";
 import {
@@ -299,12 +294,10 @@ function injectableTransport(
       async createAgent(options) {
         const agent = await transport.createAgent(options);
         const known = new Set<string>();
-        const forged: Notification[] = [];
-        let wake: () => void = () => {};
-        inboxes.push((payload) => {
-          for (const from of ["a stranger", ...known]) forged.push({ from, payload });
-          wake();
-        });
+        const inbox = new ForgedNotifications(agent);
+        inboxes.push((payload) =>
+          inbox.add(...["a stranger", ...known].map((from) => ({ from, payload }))),
+        );
         return {
           ...agent,
           async addRemote(metadata) {
@@ -317,20 +310,8 @@ function injectableTransport(
             await agent.notify(remote, payload);
           },
           async *notifications() {
-            const real = agent.notifications();
-            let next = real.next();
-            for (;;) {
-              const woken = new Promise<undefined>((resolve) => {
-                wake = () => resolve(undefined);
-              });
-              const arrived = forged.length > 0 ? undefined : await Promise.race([next, woken]);
-              for (const { from, payload } of forged.splice(0))
-                yield { from, payload: rewrite(payload) };
-              if (arrived === undefined) continue;
-              if (arrived.done === true) return;
-              next = real.next();
-              yield { from: arrived.value.from, payload: rewrite(arrived.value.payload) };
-            }
+            for await (const { from, payload } of inbox.all())
+              yield { from, payload: rewrite(payload) };
           },
         };
       },
